@@ -1,0 +1,79 @@
+"""Static engine configuration: what is fixed at start, its bounds and its JSON form.
+
+Built from the command line by `cli`, sent to the engine process in `messages.Init`, and produced by the operator as
+container arguments (`tests/contract` holds the two together). Live knobs are in `core.live`. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from trimtab_engine.core.live import Ceilings
+from trimtab_engine.errors import ConfigError
+
+DEVICES = ("auto", "cpu", "cuda")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything that needs a restart to change. Units are in the names."""
+
+    model: str  # local folder, .gguf file, or package://module/file
+    device: str = "auto"  # auto: cuda when there is one
+    dtype: str = "auto"  # auto: float32 on cpu, the checkpoint's on cuda
+    max_model_len: int | None = None  # None: the model's own, cut to what the KV pool holds
+    block_size: int = 16
+    kv_cache_bytes: int | None = None  # None: 1 GiB on cpu, gpu_memory_utilization on cuda
+    gpu_memory_utilization: float = 0.9
+    enable_prefix_caching: bool = True
+    prefill_first: bool = False  # benchmark baseline: chunking off, prompts before decodes
+    batch_invariant: bool = False  # one reduction path: outputs bitwise equal under any batching
+    ceilings: Ceilings = field(default_factory=Ceilings)
+    num_threads: int | None = None  # None: cores - 1, at least 1
+    seed: int = 0  # draws seeds of requests that bring none
+    record_steps: str | None = None  # path of a step record that the simulator can replay
+    cache_dir: str | None = None  # converted GGUF weights; None: ~/.cache/trimtab/models
+
+    def __post_init__(self) -> None:
+        _check(self.device in DEVICES, "device", self.device, f"one of {', '.join(DEVICES)}")
+        _check(self.dtype in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
+        _check(
+            self.block_size in (8, 16, 32, 64, 128),
+            "block_size",
+            self.block_size,
+            "one of 8, 16, 32, 64, 128",
+        )
+        if self.max_model_len is not None:
+            _check(self.max_model_len >= 2, "max_model_len", self.max_model_len, "at least 2")
+        if self.kv_cache_bytes is not None:
+            _check(self.kv_cache_bytes > 0, "kv_cache_bytes", self.kv_cache_bytes, "more than 0")
+        _check(
+            0.05 <= self.gpu_memory_utilization <= 0.99,
+            "gpu_memory_utilization",
+            self.gpu_memory_utilization,
+            "a number from 0.05 to 0.99",
+        )
+        if self.num_threads is not None:
+            _check(self.num_threads >= 1, "num_threads", self.num_threads, "at least 1")
+        for name in ("max_num_batched_tokens", "max_num_seqs"):
+            value = getattr(self.ceilings, name)
+            _check(1 <= value <= 1_048_576, f"ceilings.{name}", value, "an integer from 1 to 1048576")
+
+    def to_json(self) -> dict[str, object]:
+        """Plain JSON form for `messages.Init`."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, raw: dict[str, Any]) -> EngineConfig:
+        """Inverse of `to_json`; raises ConfigError on an unknown field."""
+        known = {f.name for f in fields(cls)}
+        for key in raw:
+            _check(key in known, key, raw[key], f"known fields are {', '.join(sorted(known))}")
+        return cls(**{**raw, "ceilings": Ceilings(**raw.get("ceilings", {}))})
+
+
+def _check(holds: bool, path: str, value: object, allowed: str) -> None:
+    if not holds:
+        raise ConfigError(path, value, allowed)

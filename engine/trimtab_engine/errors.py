@@ -1,0 +1,54 @@
+"""Exception tree of the engine. Imported everywhere; imports nothing.
+
+TrimtabError
+├── ConfigError          a flag, a live-config field or a file is wrong: path, value, allowed range
+├── ModelLoadError       the model cannot be found, read or fitted into memory
+├── RequestError         one request is wrong; becomes an OpenAI-shaped 400 body
+│   └── RequestTooLarge  the request can never fit; carries the limits that it broke
+├── GenerationConflict   a live config whose generation is not new (HTTP 409)
+└── EngineDead           the engine process ended or stalled; carries the reason
+"""
+
+from __future__ import annotations
+
+
+class TrimtabError(Exception):
+    """Root of all errors that the engine raises on purpose."""
+
+
+class ConfigError(TrimtabError):
+    """A configuration value is not allowed. Nothing was changed.
+
+    `path` is dotted (`config.max_num_seqs`, `--block-size`), `allowed` says what would have been right.
+    """
+
+    def __init__(self, path: str, value: object, allowed: str) -> None:
+        super().__init__(f"{path}: {value!r} is not allowed; {allowed}")
+        self.path = path
+        self.value = value
+        self.allowed = allowed
+
+
+class ModelLoadError(TrimtabError):
+    """The model cannot be loaded; the message names the file or tensor and what was expected."""
+
+
+class RequestError(TrimtabError):
+    """One request is wrong. `param` names the field, `code` is the OpenAI error code or None."""
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class RequestTooLarge(RequestError):
+    """The request can never fit into the model length or the KV pool."""
+
+
+class GenerationConflict(TrimtabError):
+    """The generation is not above all that this engine has seen (or is equal with other content)."""
+
+
+class EngineDead(TrimtabError):
+    """The engine process ended or makes no progress; the message carries the reason."""

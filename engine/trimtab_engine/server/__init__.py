@@ -1,0 +1,1 @@
+"""HTTP process: OpenAI surface, admin API, metrics, tokenising. Never imports torch."""

@@ -1,0 +1,1 @@
+"""Kubernetes operator of Trimtab, and the same reconciler with local processes for pods."""

@@ -1,0 +1,1 @@
+"""Traces, load replay, tuning studies and reports of Trimtab. Never imports torch."""
