@@ -4,7 +4,11 @@ TrimtabError
 ├── ConfigError          a flag, a live-config field or a file is wrong: path, value, allowed range
 ├── ModelLoadError       the model cannot be found, read or fitted into memory
 ├── RequestError         one request is wrong; becomes an OpenAI-shaped 400 body
-│   └── RequestTooLarge  the request can never fit; carries the limits that it broke
+│   ├── RequestTooLarge  the request can never fit; carries the limits that it broke
+│   └── Unavailable      the request is fine, the moment is not: 503 with Retry-After
+│       ├── NotReady     the model is still loading
+│       ├── QueueFull    as many requests wait as --max-queued-requests allows
+│       └── Draining     the server is going away and takes nothing new
 ├── GenerationConflict   a live config whose generation is not new (HTTP 409)
 └── EngineDead           the engine process ended or stalled; carries the reason
 """
@@ -36,6 +40,8 @@ class ModelLoadError(TrimtabError):
 class RequestError(TrimtabError):
     """One request is wrong. `param` names the field, `code` is the OpenAI error code or None."""
 
+    http_status = 400
+
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.param = param
@@ -44,6 +50,38 @@ class RequestError(TrimtabError):
 
 class RequestTooLarge(RequestError):
     """The request can never fit into the model length or the KV pool."""
+
+
+class Unavailable(RequestError):
+    """Nothing is wrong with the request; try again after `retry_after_s` seconds, here or elsewhere.
+
+    `reason` is the label under which the rejection is counted.
+    """
+
+    http_status = 503
+    reason = "unavailable"
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message, code=self.reason)
+        self.retry_after_s = retry_after_s
+
+
+class NotReady(Unavailable):
+    """The model is not loaded yet."""
+
+    reason = "loading"
+
+
+class QueueFull(Unavailable):
+    """The waiting queue is at its limit."""
+
+    reason = "queue_full"
+
+
+class Draining(Unavailable):
+    """The server is shutting down: what runs finishes, nothing new is taken."""
+
+    reason = "draining"
 
 
 class GenerationConflict(TrimtabError):

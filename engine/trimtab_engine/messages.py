@@ -18,6 +18,7 @@ class Init(msgspec.Struct, tag=True, frozen=True):
     live: dict[str, object]  # LiveConfig.to_json()
     generation: int
     source: str  # Spec | Recommendation
+    boot_error: str | None = None  # why live.json was not taken at start, for the read-back
 
 
 class Add(msgspec.Struct, tag=True, frozen=True):
@@ -52,6 +53,12 @@ class Reconfigure(msgspec.Struct, tag=True, frozen=True):
     lease_s: float | None = None
 
 
+class EndLease(msgspec.Struct, tag=True, frozen=True):
+    """Ends the candidate now, if there is one; answered by `Applied` with the same `sequence`."""
+
+    sequence: int
+
+
 class Drain(msgspec.Struct, tag=True, frozen=True):
     """Finish what is there, then send `Stopped` and exit 0. New `Add`s are still honoured until then."""
 
@@ -60,7 +67,7 @@ class Stop(msgspec.Struct, tag=True, frozen=True):
     """Exit now; running requests end as aborts."""
 
 
-ToEngine = Init | Add | Abort | Reconfigure | Drain | Stop
+ToEngine = Init | Add | Abort | Reconfigure | EndLease | Drain | Stop
 
 
 class Loading(msgspec.Struct, tag=True, frozen=True):
@@ -137,7 +144,7 @@ class StepOutput(msgspec.Struct, tag=True, frozen=True):
 
 
 class Applied(msgspec.Struct, tag=True, frozen=True):
-    """Answer to `Reconfigure`, or (sequence None) news that a lease ended. `readback` is `LiveState.to_json()`."""
+    """Answer to `Reconfigure` and `EndLease`, or (sequence None) news that a lease ended. `readback` is `LiveState.to_json()`."""
 
     sequence: int | None
     readback: dict[str, object]

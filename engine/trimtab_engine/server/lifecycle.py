@@ -1,0 +1,72 @@
+"""The phases a server goes through, and which of them take requests. Pure.
+
+loading → ready → leaving → refusing → stopped, and dead from everywhere. Leaving: `/ready` says no, so that load
+balancers look elsewhere, while requests are still served. Refusing: new ones get 503, what runs finishes.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Phase(StrEnum):
+    """Where the server stands; see the module."""
+
+    LOADING = "loading"
+    READY = "ready"
+    LEAVING = "leaving"
+    REFUSING = "refusing"
+    STOPPED = "stopped"
+    DEAD = "dead"
+
+
+_ORDER = tuple(Phase)
+
+
+class Lifecycle:
+    """The current phase with its reason and start-up progress. Phases only move forward."""
+
+    def __init__(self) -> None:
+        self.phase = Phase.LOADING
+        self.loaded = False
+        self.reason: str | None = None  # of DEAD
+        self.stage = "start"  # of LOADING: start | convert | load | warm | text
+        self.fraction = 0.0
+
+    def advance(self, phase: Phase, reason: str | None = None) -> bool:
+        """Move forward to `phase`; False (and nothing changed) when it is not ahead."""
+        if _ORDER.index(phase) <= _ORDER.index(self.phase):
+            return False
+        if phase is Phase.READY:
+            self.loaded = True
+        self.phase = phase
+        self.reason = reason
+        return True
+
+    def progress(self, stage: str, fraction: float) -> None:
+        """Note how far loading is."""
+        self.stage, self.fraction = stage, fraction
+
+    @property
+    def ready(self) -> bool:
+        """Whether load balancers shall send traffic here."""
+        return self.phase is Phase.READY
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether a request that arrives now is served."""
+        return self.loaded and self.phase in (Phase.READY, Phase.LEAVING)
+
+    @property
+    def going_away(self) -> bool:
+        """Whether clients should open their next connection elsewhere."""
+        return self.phase in (Phase.LEAVING, Phase.REFUSING, Phase.STOPPED)
+
+    def to_json(self) -> dict[str, object]:
+        """Body of `/ready`."""
+        body: dict[str, object] = {"ready": self.ready, "phase": self.phase.value}
+        if self.phase is Phase.LOADING:
+            body |= {"stage": self.stage, "fraction": round(self.fraction, 3)}
+        if self.reason is not None:
+            body["reason"] = self.reason
+        return body

@@ -1,0 +1,30 @@
+"""What the routes of one server share. Built once by `main`, passed to every router; no module-level globals anywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trimtab_engine.server.client import EngineClient
+from trimtab_engine.server.lifecycle import Lifecycle
+from trimtab_engine.server.options import ServerOptions
+
+if TYPE_CHECKING:
+    from trimtab_engine.server.metrics.exporter import EngineMetrics
+    from trimtab_engine.server.metrics.ledger import Ledger
+    from trimtab_engine.server.workload import WorkloadLog
+
+
+@dataclass(slots=True, kw_only=True)
+class AppState:
+    """One server. `model_files` and `text` are None until the engine is ready; routes under /v1 are gated until then."""
+
+    options: ServerOptions
+    lifecycle: Lifecycle
+    client: EngineClient
+    ledger: Ledger
+    metrics: EngineMetrics
+    workload: WorkloadLog
+    model_files: Any = None  # trimtab_engine.model_files.ModelFiles
+    text: Any = None  # tokenizer and chat template, from server.text
+    num_http_requests: int = 0  # being answered now, by the access middleware
