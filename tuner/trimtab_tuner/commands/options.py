@@ -1,0 +1,119 @@
+"""Flags that several subcommands share: choosing, cutting and scaling a trace, latency targets. Knows no server."""
+
+from __future__ import annotations
+
+import argparse
+
+from trimtab_tuner import trace as traces
+from trimtab_tuner.errors import InputError
+from trimtab_tuner.slo import Slo
+from trimtab_tuner.trace import Trace
+from trimtab_tuner.units import parse_duration_s
+
+
+def add_trace_options(parser: argparse.ArgumentParser) -> None:
+    """Flags read by `load_trace`."""
+    group = parser.add_argument_group("which requests (applied in this order)")
+    group.add_argument(
+        "--format", default="auto", help="auto (default), azure, burstgpt, mooncake or records"
+    )
+    group.add_argument(
+        "--jitter-seed",
+        type=int,
+        metavar="N",
+        help="Mooncake: spread arrivals inside their 3 s bins with this seed",
+    )
+    group.add_argument(
+        "--slice", metavar="FROM:TO", help="only arrivals in this window, e.g. 10m:15m or 600:900 (seconds)"
+    )
+    group.add_argument("--skip", type=int, default=0, metavar="N", help="leave out the first N requests")
+    group.add_argument("--limit", type=int, metavar="N", help="at most N requests")
+    group.add_argument(
+        "--scale-lengths",
+        type=float,
+        default=1.0,
+        metavar="K",
+        help="divide prompt and output lengths by K, for a small model",
+    )
+    group.add_argument(
+        "--drop-longer",
+        type=int,
+        metavar="TOKENS",
+        help="leave out requests with more prompt + output tokens",
+    )
+    group.add_argument(
+        "--speed",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="arrivals X times as fast; bursts keep their shape",
+    )
+    group.add_argument(
+        "--duration", metavar="TIME", help="stretch or compress arrivals to span this time, e.g. 90s or 5m"
+    )
+
+
+def load_trace(path: str, args: argparse.Namespace) -> Trace:
+    """Read and transform as the flags say. Raises InputError and TraceError."""
+    # Lines are only left unread when nothing before --limit needs the rest of the file.
+    early = (
+        args.limit + args.skip if args.limit is not None and args.slice is None and args.limit > 0 else None
+    )
+    trace = traces.load(path, format=args.format, limit=early, jitter_seed=args.jitter_seed)
+    if args.slice is not None:
+        start, colon, end = args.slice.partition(":")
+        if not colon:
+            raise InputError("--slice", args.slice, "FROM:TO such as 0:60 or 10m:15m")
+        trace = trace.slice_time(
+            0.0 if start in ("", "0") else parse_duration_s(start, "--slice"),
+            parse_duration_s(end, "--slice"),
+        )
+    if args.skip or (args.limit is not None and args.limit != len(trace)):
+        trace = trace.slice_count(args.skip, len(trace) if args.limit is None else args.limit)
+    if args.scale_lengths != 1.0:
+        trace = trace.scale_lengths(args.scale_lengths)
+    if args.drop_longer is not None:
+        trace = trace.drop_longer(args.drop_longer)
+    if args.speed != 1.0:
+        trace = trace.scale_rate(args.speed)
+    if args.duration is not None:
+        trace = trace.scale_to_span(parse_duration_s(args.duration, "--duration"))
+    return trace
+
+
+def add_slo_options(parser: argparse.ArgumentParser) -> None:
+    """Flags read by `slo`."""
+    group = parser.add_argument_group("latency targets")
+    group.add_argument(
+        "--slo-ttft",
+        default="1s",
+        metavar="TIME",
+        help="time to first token, from the intended send (default 1s)",
+    )
+    group.add_argument(
+        "--slo-itl",
+        default="100ms",
+        metavar="TIME",
+        help="longest gap between two tokens of a request (default 100ms)",
+    )
+    group.add_argument(
+        "--slo-class",
+        action="append",
+        default=[],
+        metavar="NAME=TTFT,ITL",
+        help="other targets for one SLO class; repeatable",
+    )
+
+
+def slo(args: argparse.Namespace) -> Slo:
+    """Targets from the flags. Raises InputError."""
+    classes = {}
+    for text in args.slo_class:
+        name, equals, targets = text.partition("=")
+        ttft, comma, itl = targets.partition(",")
+        if not (name and equals and comma):
+            raise InputError("--slo-class", text, "NAME=TTFT,ITL such as interactive=500ms,60ms")
+        classes[name] = Slo(parse_duration_s(ttft, "--slo-class"), parse_duration_s(itl, "--slo-class"))
+    return Slo(
+        parse_duration_s(args.slo_ttft, "--slo-ttft"), parse_duration_s(args.slo_itl, "--slo-itl"), classes
+    )
