@@ -85,6 +85,8 @@ class Request:
         None  # siblings of one n>1 request; they wait until the first has published its prefix
     )
     sequence: int = 0  # admission order of `add`, the last tie-breaker; set by the scheduler
+    admission: int = 0  # stamp of the latest admission, later is larger; set by the scheduler
+    rank: tuple[float, float, int] = (0.0, 0.0, 0)  # order under the policy in force; set by the scheduler
 
     state: RequestState = RequestState.WAITING
     num_computed: int = 0
