@@ -1,0 +1,214 @@
+"""Builders for tests of the scheduling core, and a runner that computes real, checkable "KV".
+
+`HistoryRunner` stands where the model stands. Its KV cell of a token is a digest of the whole history up to that token,
+read from the cell before through the block table, as attention reads what earlier steps wrote. A token is derived from
+the last cell alone. So any wrong block, premature share, lost or doubled token changes what a request says, and
+`undisturbed(...)` says what it should have said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from itertools import count
+
+from trimtab_engine.core.live import LiveConfig
+from trimtab_engine.core.request import Request, SamplingParams
+from trimtab_engine.core.scheduler import Scheduler
+from trimtab_engine.core.step import Step, StepResult, TokenEvent
+
+VOCABULARY = 50
+EOS = 0
+
+_ids = count()
+
+
+def make_request(
+    prompt: int | Sequence[int] = 8,
+    max_tokens: int | None = 4,
+    *,
+    id: str | None = None,
+    arrival_s: float = 0.0,
+    priority: int = 0,
+    group: str | None = None,
+    salt: str | None = None,
+    ignore_eos: bool = True,
+    min_tokens: int = 0,
+    stop_token_ids: tuple[int, ...] = (),
+    prompt_logprobs: int | None = None,
+    seed: int | None = 0,
+) -> Request:
+    """A request; an integer prompt means that many tokens, unlike those of any other request."""
+    number = next(_ids)
+    token_ids = (
+        [1 + (number * 7919 + i) % 997 for i in range(prompt)] if isinstance(prompt, int) else [*prompt]
+    )
+    return Request(
+        id=f"r{number}" if id is None else id,
+        token_ids=token_ids,
+        num_prompt_tokens=len(token_ids),
+        sampling=SamplingParams(
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            ignore_eos=ignore_eos,
+            stop_token_ids=stop_token_ids,
+            prompt_logprobs=prompt_logprobs,
+            seed=seed,
+        ),
+        arrival_s=arrival_s,
+        priority=priority,
+        group=group,
+        cache_salt=salt,
+    )
+
+
+def make_live(
+    budget: int = 64,
+    seqs: int = 8,
+    policy: str = "fcfs",
+    *,
+    long_prefill: int = 0,
+    aging_s: float = 0.0,
+) -> LiveConfig:
+    """A live config by short names."""
+    return LiveConfig(
+        max_num_batched_tokens=budget,
+        max_num_seqs=seqs,
+        scheduling_policy=policy,
+        long_prefill_token_threshold=long_prefill,
+        priority_aging_s=aging_s,
+    )
+
+
+def make_scheduler(
+    *,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    max_model_len: int = 256,
+    live: LiveConfig | None = None,
+    prefix_caching: bool = True,
+    prefill_first: bool = False,
+    seed: int = 0,
+) -> Scheduler:
+    """A scheduler with small blocks; token 0 is EOS."""
+    return Scheduler(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_model_len=max_model_len,
+        live=make_live() if live is None else live,
+        generation=1,
+        enable_prefix_caching=prefix_caching,
+        prefill_first=prefill_first,
+        eos_token_ids=frozenset({EOS}),
+        seed=seed,
+    )
+
+
+def _digest(previous: bytes, token: int, position: int) -> bytes:
+    return blake2b(previous + token.to_bytes(8, "big") + position.to_bytes(8, "big"), digest_size=16).digest()
+
+
+def _token(cell: bytes, seed: int) -> int:
+    drawn = blake2b(cell + seed.to_bytes(8, "big"), digest_size=8).digest()
+    return int.from_bytes(drawn, "big") % VOCABULARY
+
+
+class HistoryRunner:
+    """Executes steps over cells addressed by (block, offset). `fail` names requests whose logits are NaN."""
+
+    def __init__(self, block_size: int, fail: Callable[[Request], bool] = lambda request: False) -> None:
+        self._block_size = block_size
+        self._cells: dict[tuple[int, int], bytes] = {}
+        self._fail = fail
+
+    def run(self, step: Step) -> StepResult:
+        """Read for all rows what earlier steps wrote, then write for all rows: no row sees another's new KV."""
+        size = self._block_size
+        writes: dict[tuple[int, int], bytes] = {}
+        last: list[bytes] = []
+        for request, context, chunk in zip(step.requests, step.context, step.chunk, strict=True):
+            blocks = request.block_ids
+            cell = b"" if context == 0 else self._cells[blocks[(context - 1) // size], (context - 1) % size]
+            for position in range(context, context + chunk):
+                cell = _digest(cell, request.token_ids[position], position)
+                where = (blocks[position // size], position % size)
+                assert where[0] != 0, "the null block is never written"
+                assert where not in writes, "two rows write one cell"
+                writes[where] = cell
+            last.append(cell)
+        self._cells.update(writes)
+        tokens = [_token(last[row], step.requests[row].sampling.seed or 0) for row in step.samples]
+        failed = {row: "NaN logits" for row, request in enumerate(step.requests) if self._fail(request)}
+        return StepResult(token_ids=tokens, failed=failed)
+
+
+def undisturbed(prompt: Sequence[int], sampling: SamplingParams, max_model_len: int) -> list[int]:
+    """The outputs of a request that runs alone, computed without any scheduler."""
+    cell = b""
+    for position, token in enumerate(prompt):
+        cell = _digest(cell, token, position)
+    outputs: list[int] = []
+    while True:
+        token = _token(cell, sampling.seed or 0)
+        outputs.append(token)
+        length = len(prompt) + len(outputs)
+        if len(outputs) >= sampling.min_tokens and (
+            (token == EOS and not sampling.ignore_eos) or token in sampling.stop_token_ids
+        ):
+            return outputs
+        if length >= max_model_len or (
+            sampling.max_tokens is not None and len(outputs) >= sampling.max_tokens
+        ):
+            return outputs
+        cell = _digest(cell, token, length - 1)
+
+
+class Engine:
+    """A scheduler and a runner in one loop, with a clock that ticks once a step and every event kept."""
+
+    def __init__(
+        self, scheduler: Scheduler, runner: HistoryRunner | None = None, block_size: int = 4
+    ) -> None:
+        self.scheduler = scheduler
+        self.runner = runner if runner is not None else HistoryRunner(block_size)
+        self.now = 0.0
+        self.steps: list[Step] = []
+        self.events: list[TokenEvent] = []
+
+    def add(self, *requests: Request) -> None:
+        """Add requests in order."""
+        for request in requests:
+            self.scheduler.add(request)
+
+    def step(self) -> Step:
+        """One whole step."""
+        self.now += 1.0
+        step = self.scheduler.schedule(self.now)
+        self.scheduler.check_integrity()
+        self.steps.append(step)
+        result = self.runner.run(step)
+        self.events += self.scheduler.commit(step, result, self.now)
+        self.events += self.scheduler.drain_events()
+        self.scheduler.check_integrity()
+        return step
+
+    def finish(self, limit: int = 2000) -> None:
+        """Run until nothing is left; more than `limit` steps count as a hang."""
+        for _ in range(limit):
+            if not self.scheduler.has_work:
+                assert self.scheduler.stats.kv_used_fraction == 0.0
+                return
+            self.step()
+        raise AssertionError(f"still at work after {limit} steps: {self.scheduler.stats}")
+
+
+def outputs_of(request: Request) -> list[int]:
+    """What the request has said so far."""
+    return request.token_ids[request.num_prompt_tokens :]
+
+
+def assert_as_if_alone(*requests: Request, max_model_len: int = 256) -> None:
+    """Every request said exactly what it says when it runs alone."""
+    for request in requests:
+        want = undisturbed(request.token_ids[: request.num_prompt_tokens], request.sampling, max_model_len)
+        assert outputs_of(request) == want, f"{request.id} differs from its undisturbed run"
