@@ -1,0 +1,33 @@
+"""The resources as frozen dataclasses: parse once at the edge, trust the types after it."""
+
+from trimtab_operator.api.service import (
+    Ceilings,
+    Engine,
+    InferenceService,
+    Metadata,
+    Model,
+    Parameter,
+    ResolvedClass,
+    Rollout,
+    ServiceSpec,
+    Slo,
+    SloClass,
+    Tuning,
+)
+from trimtab_operator.api.status import Recommendation
+
+__all__ = [
+    "Ceilings",
+    "Engine",
+    "InferenceService",
+    "Metadata",
+    "Model",
+    "Parameter",
+    "Recommendation",
+    "ResolvedClass",
+    "Rollout",
+    "ServiceSpec",
+    "Slo",
+    "SloClass",
+    "Tuning",
+]

@@ -1,0 +1,60 @@
+"""Exception tree of the operator. Imported everywhere; imports nothing.
+
+OperatorError
+├── InvalidResource   a resource is wrong: a list of findings, each with path, value and what is allowed
+│   └── MalformedYaml the text is not YAML, or not one resource: file, line and column
+└── Unsupported       a resource is right, but this release or this mode cannot do what it asks for: findings
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong. `path` is dotted (`spec.tuning.parameters[0].max`); `allowed` says what would be right."""
+
+    path: str
+    value: object
+    allowed: str
+
+    def __str__(self) -> str:
+        shown = repr(self.value)
+        if len(shown) > 120:
+            shown = shown[:117] + "..."
+        return f"{self.path}: {shown} is not allowed; {self.allowed}"
+
+
+class OperatorError(Exception):
+    """Root of all errors that the operator raises on purpose."""
+
+
+class InvalidResource(OperatorError):
+    """A resource is not allowed. Nothing was changed. `errors` is never empty."""
+
+    def __init__(self, errors: Sequence[Finding], what: str = "the resource") -> None:
+        self.errors = tuple(errors)
+        self.what = what
+        super().__init__(f"{what} is invalid:\n" + "\n".join(f"  {finding}" for finding in self.errors))
+
+
+class MalformedYaml(InvalidResource):
+    """The text cannot be read as one YAML resource. `line` and `column` count from 1 and are None when unknown."""
+
+    def __init__(self, message: str, what: str, line: int | None = None, column: int | None = None) -> None:
+        self.line = line
+        self.column = column
+        where = "" if line is None else f"line {line}, column {column}"
+        super().__init__([Finding(where or "document", None, message)], what)
+        place = f"{what}, {where}" if where else what
+        self.args = (f"{place}: {message}",)
+
+
+class Unsupported(OperatorError):
+    """The resource is valid, but this release or this mode cannot carry it out."""
+
+    def __init__(self, errors: Sequence[Finding], what: str = "the resource") -> None:
+        self.errors = tuple(errors)
+        super().__init__(f"{what} cannot be served:\n" + "\n".join(f"  {finding}" for finding in self.errors))

@@ -1,0 +1,119 @@
+"""Every name that the operator gives or reads: group, labels, annotations, children, condition types and reasons.
+
+Constants only, so that a word appears once in code, docs and cluster. Imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+GROUP = "serving.trimtab.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+SERVICE_KIND = "InferenceService"
+RUN_KIND = "TuningRun"
+MAX_SERVICE_NAME = 40  # CronJob names end at 52 characters, and children add a suffix
+FIELD_MANAGER = "trimtab-operator"
+
+# Labels and annotations
+LABEL_SERVICE = f"{GROUP}/inferenceservice"
+LABEL_NAME = "app.kubernetes.io/name"
+LABEL_INSTANCE = "app.kubernetes.io/instance"
+LABEL_COMPONENT = "app.kubernetes.io/component"
+LABEL_PART_OF = "app.kubernetes.io/part-of"
+LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+ANNOTATION_TUNING = f"{GROUP}/tuning"  # paused | reverted
+ANNOTATION_TEMPLATE_HASH = f"{GROUP}/config-hash"
+ENGINE_CONTAINER = "engine"
+
+# Conditions
+READY = "Ready"
+AVAILABLE = "Available"
+RECONCILING = "Reconciling"
+STALLED = "Stalled"
+MODEL_LOADED = "ModelLoaded"
+CONFIG_APPLIED = "ConfigApplied"
+SLO_MET = "SLOMet"
+TUNING_READY = "TuningReady"
+UPGRADE_AVAILABLE = "UpgradeAvailable"
+SCALING_READY = "ScalingReady"
+
+# Reasons. Good news
+SERVING = "Serving"
+ENDPOINTS_READY = "EndpointsReady"
+CONFIG_IN_FORCE = "ConfigInForce"
+UP_TO_DATE = "UpToDate"
+AS_EXPECTED = "AsExpected"
+MODEL_IS_LOADED = "ModelLoaded"
+# Under way
+ROLLOUT_IN_PROGRESS = "RolloutInProgress"
+SCALING_UP = "ScalingUp"
+SCALING_DOWN = "ScalingDown"
+DRAINING = "Draining"
+MODEL_LOADING = "ModelLoading"
+PARTIALLY_APPLIED = "PartiallyApplied"
+SUSPENDED = "Suspended"
+# Trouble
+PODS_NOT_READY = "PodsNotReady"
+NO_READY_PODS = "NoReadyPods"
+PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
+MODEL_LOAD_FAILED = "ModelLoadFailed"
+INSUFFICIENT_GPU = "InsufficientGPU"
+IMAGE_PULL_FAILED = "ImagePullFailed"
+ENGINE_CRASHED = "EngineCrashed"
+ENGINE_REJECTED = "EngineRejected"
+INVALID_SPEC = "InvalidSpec"
+UNSUPPORTED = "Unsupported"
+# Tuning
+TUNING_OFF = "OffByMode"
+TUNING_PAUSED = "Paused"
+TUNING_REVERTED = "Reverted"
+RECOMMENDATION_SUPERSEDED = "RecommendationSuperseded"
+
+#: Failures that time does not mend: a person has to change something.
+FATAL_REASONS = frozenset({MODEL_LOAD_FAILED, IMAGE_PULL_FAILED, INVALID_SPEC, UNSUPPORTED})
+
+
+def selector(service: str) -> dict[str, str]:
+    """Immutable labels that pick the engine pods of a service."""
+    return {LABEL_SERVICE: service, LABEL_COMPONENT: "engine"}
+
+
+def labels(service: str, component: str = "engine") -> dict[str, str]:
+    """All labels of a child."""
+    return {
+        LABEL_NAME: "trimtab",
+        LABEL_INSTANCE: service,
+        LABEL_COMPONENT: component,
+        LABEL_PART_OF: "trimtab",
+        LABEL_MANAGED_BY: FIELD_MANAGER,
+        LABEL_SERVICE: service,
+    }
+
+
+def deployment(service: str) -> str:
+    """Deployment, and prefix of the pods."""
+    return f"{service}-engine"
+
+
+def service(service_name: str) -> str:
+    """Service in front of the engines: the plain name, so that its address is easy to guess."""
+    return service_name
+
+
+def service_account(service: str) -> str:
+    """ServiceAccount of the engine pods, without any right."""
+    return f"{service}-engine"
+
+
+def live_config_map(service: str) -> str:
+    """ConfigMap that holds live.json."""
+    return f"{service}-live"
+
+
+def disruption_budget(service: str) -> str:
+    """PodDisruptionBudget."""
+    return f"{service}-engine"
+
+
+def network_policy(service: str) -> str:
+    """NetworkPolicy."""
+    return f"{service}-engine"
