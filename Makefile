@@ -26,7 +26,7 @@ check: ## Lint, types, import contracts
 	@bin=$(BIN) && "$$bin/ruff" format --check . && "$$bin/ruff" check . && "$$bin/mypy" && "$$bin/lint-imports"
 
 format: ## Rewrite the code into house format
-	@bin=$(BIN) && "$$bin/ruff" format . && "$$bin/ruff" check --fix .
+	@bin=$(BIN) && "$$bin/ruff" format . && "$$bin/ruff" check --fix . && cp crds/*.yaml charts/trimtab/files/
 
 bench: ## Run one benchmark: make bench NAME=schedule_cost
 	@[ -f "benchmarks/$(NAME).py" ] || { echo "NAME must be one of: $$(ls benchmarks/*.py | xargs -n1 basename -s .py | tr '\n' ' ')" >&2; exit 2; }

@@ -17,6 +17,7 @@ import statistics
 import sys
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 
 import httpx
 import numpy as np
@@ -134,7 +135,7 @@ async def one_pass(engine: Served, prompts: int, interval_s: float, seed: int) -
         for task in decoding:
             task.cancel()
         await asyncio.gather(*decoding, return_exceptions=True)
-    gaps = [b - a for each in times for a, b in zip(each, each[1:], strict=False) if b > begun and a < end]
+    gaps = [b - a for each in times for a, b in pairwise(each) if b > begun and a < end]
     return Arm(
         itl_p50_s=float(np.quantile(gaps, 0.5)),
         itl_p99_s=float(np.quantile(gaps, 0.99)),
