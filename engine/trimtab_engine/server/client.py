@@ -137,7 +137,6 @@ class EngineClient:
         stall_timeout_s: float,
         on_token: Callable[[RequestRecord, Token], None],
         on_step: Callable[[StepStats], None],
-        on_readback: Callable[[dict[str, object]], None],
     ) -> None:
         self.model_name = model_name
         self.lifecycle = lifecycle
@@ -146,13 +145,13 @@ class EngineClient:
         self.dead = asyncio.Event()  # the process has ended, whoever wanted it
         self.fatal: Fatal | None = None
         self.death: EngineDead | None = None
-        self.max_num_seqs = 1  # in force, for the queue limit
+        self.max_num_seqs = 1  # in force, for the queue limit; set by `live.LiveDoor`
+        self.on_readback: Callable[[dict[str, object]], None] = lambda readback: None
         self.last_stats: StepStats | None = None
         self._info: EngineInfo | None = None
         self._max_queued_requests = max_queued_requests
         self._on_token = on_token
         self._on_step = on_step
-        self._on_readback = on_readback
         self._streams: dict[str, TokenStream] = {}
         self._answers: dict[int, asyncio.Future[Applied]] = {}
         self._sequence = 0
@@ -319,7 +318,7 @@ class EngineClient:
             case StepOutput(tokens=tokens, stats=stats):
                 self._step(tokens, stats)
             case Applied(sequence=sequence, readback=readback):
-                self._on_readback(readback)
+                self.on_readback(readback)
                 answer = self._answers.pop(sequence, None) if sequence is not None else None
                 if answer is not None and not answer.done():
                     answer.set_result(message)

@@ -6,6 +6,8 @@ balancers look elsewhere, while requests are still served. Refusing: new ones ge
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from enum import StrEnum
 
 
@@ -26,7 +28,9 @@ _ORDER = tuple(Phase)
 class Lifecycle:
     """The current phase with its reason and start-up progress. Phases only move forward."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self.leaving_since_s: float | None = None
         self.phase = Phase.LOADING
         self.loaded = False
         self.reason: str | None = None  # of DEAD
@@ -39,9 +43,15 @@ class Lifecycle:
             return False
         if phase is Phase.READY:
             self.loaded = True
+        if phase is Phase.LEAVING:
+            self.leaving_since_s = self._now()
         self.phase = phase
         self.reason = reason
         return True
+
+    def leave(self) -> bool:
+        """Turn `/ready` off while requests are still served; False when that has begun before."""
+        return self.advance(Phase.LEAVING)
 
     def progress(self, stage: str, fraction: float) -> None:
         """Note how far loading is."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from trimtab_engine.model_files import ModelFiles
 from trimtab_engine.server.client import EngineClient
 from trimtab_engine.server.lifecycle import Lifecycle
 from trimtab_engine.server.options import ServerOptions
 
 if TYPE_CHECKING:
+    from trimtab_engine.server.live import LiveDoor
     from trimtab_engine.server.metrics.exporter import EngineMetrics
     from trimtab_engine.server.metrics.ledger import Ledger
     from trimtab_engine.server.workload import WorkloadLog
@@ -25,6 +27,7 @@ class AppState:
     ledger: Ledger
     metrics: EngineMetrics
     workload: WorkloadLog
-    model_files: Any = None  # trimtab_engine.model_files.ModelFiles
+    live: LiveDoor
+    model_files: ModelFiles | None = None
     text: Any = None  # tokenizer and chat template, from server.text
     num_http_requests: int = 0  # being answered now, by the access middleware
