@@ -1,0 +1,67 @@
+"""Scrapes `/metrics` of every target itself: the source of metrics when no Prometheus is given.
+
+Called by the evaluator through `MetricsSource`. A target that does not answer, answers with an error or with text that
+does not parse becomes a failure of that round with its cause; it is never read as zero.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+import httpx
+
+from trimtab_tuner.metrics.exposition import ExpositionError, Series, parse
+from trimtab_tuner.metrics.names import Names
+from trimtab_tuner.metrics.snapshot import Snapshot, TargetSample
+
+
+class Scraper:
+    """A `MetricsSource` over plain HTTP. `targets` are full URLs of text expositions."""
+
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        targets: Sequence[str],
+        names: Names,
+        *,
+        interval_s: float = 1.0,
+        timeout_s: float = 5.0,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._client = client
+        self._targets = tuple(targets)
+        self._names = names
+        self._timeout_s = timeout_s
+        self._now = now
+        self.interval_s = interval_s
+
+    async def snapshot(self, not_before_s: float | None = None) -> Snapshot:
+        """One scrape of all targets at once; it is always newer than any moment that has passed."""
+        taken = self._now()
+        results = await asyncio.gather(*(self._one(target) for target in self._targets))
+        return Snapshot(
+            taken_s=taken,
+            samples=tuple(r for r in results if isinstance(r, TargetSample)),
+            failures=tuple(r for r in results if not isinstance(r, TargetSample)),
+        )
+
+    async def _one(self, target: str) -> TargetSample | tuple[str, str]:
+        taken = self._now()
+        try:
+            answer = await self._client.get(target, timeout=self._timeout_s)
+            answer.raise_for_status()
+            series = parse(answer.text)
+        except httpx.HTTPStatusError as error:
+            return target, f"HTTP {error.response.status_code}"
+        except httpx.HTTPError as error:
+            return target, f"{type(error).__name__}: {error}"
+        except ExpositionError as error:
+            return target, str(error)
+        return TargetSample(target, taken, process_start(series, self._names), series)
+
+
+def process_start(series: Series, names: Names) -> float | None:
+    """Start time of the exporting process, Unix seconds; None when the exposition has none."""
+    return next(iter(series.get(names.process_start, {}).values()), None)
