@@ -1,0 +1,1 @@
+"""The OpenAI-compatible surface of the serving port: completions, chat, models, tokenize."""

@@ -1,0 +1,170 @@
+"""Delivering replies: as server-sent events or buffered, and giving up as soon as the client has gone.
+
+Used by `completions` and `chat` with their `Format`. The client's leaving is seen by waiting for `http.disconnect` here
+(middleware that wraps requests would hide it), and ends all sequences in the engine. Latencies are stamped right after a
+chunk was handed to the socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from trimtab_engine.errors import EngineDead, TrimtabError
+from trimtab_engine.server.openai.errors import GenerationFailed, body_of, json_response
+from trimtab_engine.server.openai.generation import Choice, Delta, merged, usage
+
+_DONE = b"data: [DONE]\n\n"
+_encode = msgspec.json.Encoder().encode
+ResultT = TypeVar("ResultT")
+
+
+class Format(Protocol):
+    """Wire shape of one kind of reply."""
+
+    def opening(self, choice: Choice) -> dict[str, Any] | None:
+        """A chunk to send before the first token, so that the first byte is early; None: there is none."""
+        ...
+
+    def chunk(self, choice: Choice, delta: Delta) -> dict[str, Any]:
+        """One chunk of a stream, without usage."""
+        ...
+
+    def closing(self) -> dict[str, Any]:
+        """The chunk that carries usage and no choice."""
+        ...
+
+    def reply(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """The whole buffered reply, without usage."""
+        ...
+
+
+class ClientGone(Exception):
+    """The client has closed the connection; nobody is left to answer."""
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """Result of `work`; raises ClientGone (and cancels the work) when the client leaves first."""
+    task = asyncio.create_task(work)
+    watcher = asyncio.create_task(_disconnect(receive))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        for waiting in (task, watcher):
+            waiting.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
+
+
+async def buffered(
+    choices: Sequence[Choice], shape: Format, n: int, receive: Receive, headers: dict[str, str]
+) -> Response:
+    """Run to the end, then answer; raises GenerationFailed, EngineDead or ClientGone."""
+    reason = "server_abort"
+    try:
+        await unless_disconnected(receive, _collect(choices))
+    except ClientGone:
+        reason = "client_abort"
+        raise
+    except (EngineDead, GenerationFailed):
+        reason = "error"
+        raise
+    finally:
+        for choice in choices:
+            choice.close(reason)
+    return json_response({**shape.reply(choices), "usage": usage(choices, n)}, headers=headers)
+
+
+async def _collect(choices: Sequence[Choice]) -> None:
+    async for choice, delta in merged(choices):
+        choice.delivered(delta)
+
+
+class EventStream(Response):
+    """A streamed reply. The status line goes out at once; whatever fails after it is an error frame before [DONE]."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        choices: Sequence[Choice],
+        shape: Format,
+        n: int,
+        *,
+        include_usage: bool,
+        continuous_usage: bool,
+        headers: dict[str, str],
+    ) -> None:
+        # No proxy may collect what is meant to flow.
+        super().__init__(headers={**headers, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._choices = choices
+        self._shape = shape
+        self._n = n
+        self._include_usage = include_usage
+        self._continuous_usage = continuous_usage
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI entry."""
+        reason = "server_abort"
+        try:
+            # Nobody is left to hear of it when the client has gone.
+            with contextlib.suppress(ClientGone):
+                try:
+                    await unless_disconnected(receive, self._send_all(send))
+                except ClientGone:
+                    reason = "client_abort"
+                    raise
+        finally:
+            for choice in self._choices:
+                choice.close(reason)
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        opening = [c for choice in self._choices if (c := self._shape.opening(choice)) is not None]
+        await self._send(send, b"".join(self._frame(chunk) for chunk in opening))
+        end = b""
+        try:
+            async for choice, delta in merged(self._choices):
+                await self._send(send, self._frame(self._shape.chunk(choice, delta)))
+                choice.delivered(delta)
+        except (EngineDead, GenerationFailed) as error:
+            for choice in self._choices:
+                choice.close("error")
+            end = _error_frame(error)
+        else:
+            if self._include_usage:
+                end = _sse({**self._shape.closing(), "usage": usage(self._choices, self._n)})
+        await send({"type": "http.response.body", "body": end + _DONE, "more_body": False})
+
+    def _frame(self, chunk: dict[str, Any]) -> bytes:
+        if self._continuous_usage:
+            chunk = {**chunk, "usage": usage(self._choices, self._n)}
+        elif self._include_usage:
+            chunk = {**chunk, "usage": None}
+        return _sse(chunk)
+
+    @staticmethod
+    async def _send(send: Send, body: bytes) -> None:
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+def _sse(payload: object) -> bytes:
+    return b"data: " + _encode(payload) + b"\n\n"
+
+
+def _error_frame(error: TrimtabError) -> bytes:
+    return _sse(body_of(error))
