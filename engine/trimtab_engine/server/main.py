@@ -37,9 +37,12 @@ from trimtab_engine.server.lifecycle import Lifecycle, Phase
 from trimtab_engine.server.live import LiveDoor
 from trimtab_engine.server.metrics.exporter import EngineMetrics
 from trimtab_engine.server.metrics.ledger import Ledger
+from trimtab_engine.server.openai.errors import install_error_handlers
+from trimtab_engine.server.openai.routes import build_router
 from trimtab_engine.server.ops import ops_routes
 from trimtab_engine.server.options import ServerOptions
 from trimtab_engine.server.state import AppState
+from trimtab_engine.server.text.model_text import ModelText
 from trimtab_engine.server.workload import WorkloadLog
 
 logger = logging.getLogger(__name__)
@@ -54,6 +57,8 @@ def create_app(state: AppState) -> FastAPI:
     """The serving app: OpenAI routes and the routes for operation."""
     app = FastAPI(title="trimtab-engine", docs_url=None, redoc_url=None, openapi_url=None)
     app.router.routes.extend(ops_routes(state))
+    app.include_router(build_router(state))
+    install_error_handlers(app)
     return app
 
 
@@ -137,6 +142,10 @@ class _Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         state = self.state = build_state(self._config, self._options, self._incumbent, self._boot_error)
+        servers = [
+            _uvicorn(AccessMiddleware(create_app(state), state)),
+            _uvicorn(create_admin_app(state, self._auth)),
+        ]
         await state.client.start(
             Init(
                 engine=self._config.to_json(),
@@ -147,10 +156,6 @@ class _Server:
             ),
             self._options.log_format,
         )
-        servers = [
-            _uvicorn(AccessMiddleware(create_app(state), state)),
-            _uvicorn(create_admin_app(state, self._auth)),
-        ]
         tasks = [
             asyncio.create_task(coroutine, name=name)
             for name, coroutine in self._background(servers, serving, admin)
@@ -209,6 +214,7 @@ class _Server:
         cache_dir = None if self._config.cache_dir is None else Path(self._config.cache_dir).expanduser()
         # In a thread: a big vocabulary takes a second, and the probes must be answered meanwhile.
         state.model_files = await asyncio.to_thread(resolve, self._config.model, cache_dir)
+        state.text = await asyncio.to_thread(ModelText.load, state.model_files)
         state.metrics.on_ready(info.num_blocks, info.block_size)
         if state.lifecycle.advance(Phase.READY):
             logger.info(

@@ -1,0 +1,60 @@
+"""Phases of a server, and health as progress."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from trimtab_engine.server.health import Progress
+from trimtab_engine.server.lifecycle import Lifecycle, Phase
+
+
+def test_phases_only_move_forward() -> None:
+    for first, second in itertools.product(Phase, Phase):
+        lifecycle = Lifecycle()
+        lifecycle.advance(first)
+        moved = lifecycle.advance(second)
+        assert moved == (list(Phase).index(second) > list(Phase).index(first))
+
+
+@pytest.mark.parametrize(
+    ("phase", "ready", "takes", "going_away"),
+    [
+        (Phase.READY, True, True, False),
+        (Phase.LEAVING, False, True, True),
+        (Phase.REFUSING, False, False, True),
+        (Phase.DEAD, False, False, False),
+    ],
+)
+def test_what_each_phase_allows(phase: Phase, ready: bool, takes: bool, going_away: bool) -> None:
+    lifecycle = Lifecycle()
+    lifecycle.advance(Phase.READY)
+    lifecycle.advance(phase)
+    assert (lifecycle.ready, lifecycle.takes_requests, lifecycle.going_away) == (ready, takes, going_away)
+
+
+def test_a_server_that_leaves_while_loading_never_takes_requests() -> None:
+    lifecycle = Lifecycle()
+    assert lifecycle.leave()
+    assert not lifecycle.advance(Phase.READY)
+    assert not lifecycle.takes_requests
+
+
+def test_an_idle_engine_never_stalls() -> None:
+    progress = Progress(10.0)
+    progress.heard(0.0, still_owes=False)
+    assert progress.stalled_for_s(1e9) is None
+
+
+def test_work_without_a_step_is_a_stall_and_a_step_ends_it() -> None:
+    progress = Progress(10.0)
+    progress.owes(100.0)
+    progress.owes(109.0)  # more work does not excuse the old
+    assert progress.stalled_for_s(110.0) is None
+    assert progress.stalled_for_s(110.5) == 10.5
+    progress.heard(111.0, still_owes=True)
+    assert progress.stalled_for_s(120.0) is None
+    assert progress.stalled_for_s(121.5) == 10.5
+    progress.heard(122.0, still_owes=False)
+    assert progress.stalled_for_s(1e9) is None
