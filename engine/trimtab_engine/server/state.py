@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trimtab_engine.model_files import ModelFiles
 from trimtab_engine.server.client import EngineClient
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trimtab_engine.server.live import LiveDoor
     from trimtab_engine.server.metrics.exporter import EngineMetrics
     from trimtab_engine.server.metrics.ledger import Ledger
+    from trimtab_engine.server.text.model_text import ModelText
     from trimtab_engine.server.workload import WorkloadLog
 
 
@@ -29,5 +30,5 @@ class AppState:
     workload: WorkloadLog
     live: LiveDoor
     model_files: ModelFiles | None = None
-    text: Any = None  # tokenizer and chat template, from server.text
+    text: ModelText | None = None
     num_http_requests: int = 0  # being answered now, by the access middleware

@@ -61,9 +61,7 @@ def build_router(state: AppState) -> APIRouter:
     def text() -> ModelText:
         if state.text is None:
             raise NotReady("the model is still loading", retry_after_s=2)
-        loaded = state.text
-        assert isinstance(loaded, ModelText), "set by main when the engine is ready"
-        return loaded
+        return state.text
 
     def limits() -> Limits:
         info = state.client.info
@@ -120,6 +118,8 @@ def build_router(state: AppState) -> APIRouter:
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
         )
+        if plan.priority and state.live.in_force.config.scheduling_policy == "fcfs":
+            state.ledger.ignored_priority_total += 1
         choices = start(state, model.tokenizer, plan)
         headers = {GENERATION_HEADER: str(state.ledger.generation)}
         if not body.stream:
