@@ -6,25 +6,16 @@ from collections import Counter
 from collections.abc import Iterable
 
 from trimtab_engine.core.admission import num_blocks_for
-from trimtab_engine.core.blocks import BlockPool
 from trimtab_engine.core.in_flight import StepsInFlight
+from trimtab_engine.core.lifecycle import Lifecycle
 from trimtab_engine.core.request import Request, RequestState
-from trimtab_engine.core.running import RunningSet
-from trimtab_engine.core.waiting import SiblingGroups, WaitingQueue
 
 
-def check_integrity(
-    *,
-    requests: dict[str, Request],
-    running: RunningSet,
-    queue: WaitingQueue,
-    groups: SiblingGroups,
-    in_flight: StepsInFlight,
-    pool: BlockPool,
-    block_size: int,
-) -> None:
+def check_integrity(state: Lifecycle) -> None:
     """Raise AssertionError naming the first invariant that does not hold."""
-    pool.check(Counter(block for request in running for block in request.block_ids))
+    requests, running, queue, groups = state.requests, state.running, state.queue, state.groups
+    block_size = state.block_size
+    state.pool.check(Counter(block for request in running for block in request.block_ids))
     held_back = list(groups.held_back())
     assert len(held_back) == groups.num_held_back, "siblings held back are miscounted"
     placed = Counter(r.id for place in (running, queue, held_back) for r in place)
@@ -38,7 +29,7 @@ def check_integrity(
     assert ranks == sorted(ranks), "running prompts are out of order"
     for request in (*queue, *held_back):
         _check_not_running(request)
-    _check_in_flight(in_flight, requests.values())
+    _check_in_flight(state.in_flight, requests.values())
 
 
 def _check_running(request: Request, block_size: int) -> None:

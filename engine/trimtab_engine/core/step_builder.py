@@ -5,6 +5,7 @@ Used by `core.scheduler` within one call of `schedule`. Knows rows; nothing of m
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from trimtab_engine.core.request import Request
@@ -12,6 +13,16 @@ from trimtab_engine.core.step import Step
 
 # Why nobody more was admitted in a step.
 Blocked = Literal["budget", "max_num_seqs", "memory", "preempted"]
+
+
+@dataclass(slots=True)
+class BlockedHead:
+    """The waiting request at which pass C stopped, and the memory it lacks (0 of 0 for another reason)."""
+
+    request: Request
+    needed: int  # free blocks
+    available: int  # free blocks that are not spoken for
+    expires_step_id: int  # from here on `needed` is looked up again
 
 
 class StepBuilder:
