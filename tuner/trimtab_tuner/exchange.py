@@ -86,7 +86,8 @@ class RequestFactory:
                 f"{self._where}: a {_PROBE.prompt_tokens}-token test prompt got {parser.status}: {said}{hint}"
             )
         chunks = [json.loads(event) for event in events if event != b"[DONE]"]
-        self._continuous_usage = any(chunk.get("choices") and chunk.get("usage") for chunk in chunks)
+        if not any(chunk.get("choices") and chunk.get("usage") for chunk in chunks):
+            self._continuous_usage = False
         return self._continuous_usage
 
     @property

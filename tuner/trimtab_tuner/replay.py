@@ -188,9 +188,12 @@ class _Run:
         driver = asyncio.create_task(self._drive(pending))
         try:
             await self._until_stopped(driver)
-            if not self._stop.is_set() and pending:
-                everything = asyncio.gather(*pending)
-                await self._until_stopped(everything, self._drain_timeout_s)
+            answers = asyncio.create_task(_finish(pending))
+            helpers.append(answers)
+            last_due = self._zero + self._trace.span_s
+            await self._until_stopped(
+                answers, last_due + (math.inf if self._drain_timeout_s is None else self._drain_timeout_s)
+            )
             self.interrupted = self._stop.is_set()
         finally:
             self._sender.factory.stop_building()
@@ -227,8 +230,7 @@ class _Run:
             self._results.append(result)
             pending.add(asyncio.create_task(self._sender.run(result, message, due, self._zero)))
 
-    async def _until_stopped(self, work: asyncio.Future[Any], limit_s: float | None = None) -> None:
-        end = math.inf if limit_s is None else self._loop.time() + limit_s
+    async def _until_stopped(self, work: asyncio.Future[Any], end: float = math.inf) -> None:
         while not work.done() and not self._stop.is_set() and self._loop.time() < end:
             await asyncio.wait([work], timeout=_POLL_STOP_S)
         if work.done() and not work.cancelled():
@@ -252,6 +254,14 @@ class _Run:
             elapsed_s=max(0.0, self._loop.time() - self._zero),
             planned_s=self._trace.span_s,
         )
+
+
+async def _finish(tasks: set[asyncio.Task[None]]) -> None:
+    """Wait for all and raise what any raised (a bug: failures of requests are results, not exceptions)."""
+    if tasks:
+        done, _ = await asyncio.wait(tasks)
+        for task in done:
+            task.result()
 
 
 def _check_lengths(trace: Trace, info: ServerInfo) -> None:
