@@ -214,13 +214,12 @@ def _ends(
     """Whom to end now: what is not ready first, and of ready ones only as many as `min_ready` leaves."""
     wanted = desired.replicas
     ready = sum(r.ready for r in (*current, *old))
-    new_missing = sum(not r.ready for r in current[:wanted])
-    # As a Deployment does: replicas above the minimum, less those that are wanted but not there yet.
-    spare = len(current) + len(old) - pace.min_ready - new_missing
-    excess = max(0, len(current) - wanted)
     # Of the current template the youngest go first; `sorted` keeps that order among equals.
     youngest_first = current[::-1]
-    surplus = sorted(youngest_first, key=lambda r: r.ready)[:excess]
+    surplus = sorted(youngest_first, key=lambda r: r.ready)[: max(0, len(current) - wanted)]
+    # As a Deployment does: replicas above the minimum, less those that are wanted but not there yet.
+    new_missing = sum(not r.ready for r in current if r not in surplus)
+    spare = len(current) + len(old) - pace.min_ready - new_missing
     candidates = [(r, _why_old(desired)) for r in sorted(old, key=lambda r: r.ready)]
     candidates += [(r, _why_surplus(desired)) for r in surplus]
     if pace.recreate or wanted == 0:

@@ -1,0 +1,121 @@
+"""`trimtab-operator`: parses the command line and calls one of local, render, validate. The only module that does.
+
+Exit codes: 0 done, 1 an error of ours, 2 wrong input (with one line for each finding: path, value, what is allowed).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from trimtab_operator import documents, render, schema, support
+from trimtab_operator.api import InferenceService
+from trimtab_operator.api.status import Resolved
+from trimtab_operator.errors import OperatorError
+from trimtab_operator.plan.manifests import Context
+
+_EPILOG = """\
+examples:
+  trimtab-operator validate -f examples/chat.yaml
+  trimtab-operator local -f examples/chat.yaml
+  trimtab-operator render -f chat.yaml --diff chat.old.yaml
+"""
+
+
+def build_parser(command: str | None = None) -> argparse.ArgumentParser:
+    """All commands. The options of `local` are declared only when it is the `command`, since its parts load slowly."""
+    parser = argparse.ArgumentParser(
+        prog="trimtab-operator",
+        description="Serve language models from InferenceService resources.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"trimtab-operator {version('trimtab')}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    local = commands.add_parser("local", help="serve one InferenceService from a file on this machine")
+    if command == "local":
+        importlib.import_module("trimtab_operator.local.main").add_arguments(local)
+    rendering = commands.add_parser(
+        "render", help="show what would be applied, or what a change would restart"
+    )
+    _add_file(rendering)
+    rendering.add_argument(
+        "--diff",
+        type=Path,
+        metavar="OLD",
+        help="do not print manifests; show what changes from OLD to FILE, and why",
+    )
+    rendering.add_argument(
+        "--image",
+        default=f"trimtab/engine:{version('trimtab')}",
+        help="engine image for a spec that names none (%(default)s)",
+    )
+    rendering.add_argument(
+        "--generation", type=int, default=1, metavar="N", help="number of the live document (%(default)s)"
+    )
+    validation = commands.add_parser("validate", help="judge a file by the CRD's schema and rules")
+    _add_file(validation)
+    validation.add_argument(
+        "--old", type=Path, metavar="OLD", help="judge FILE as an update of OLD (rules on what may change)"
+    )
+    return parser
+
+
+def _add_file(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-f",
+        "--filename",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="YAML file with one InferenceService",
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry of the console script."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    arguments = build_parser(words[0] if words else None).parse_args(words)
+    try:
+        if arguments.command == "local":
+            return int(importlib.import_module("trimtab_operator.local.main").run(arguments))
+        return _render(arguments) if arguments.command == "render" else _validate(arguments)
+    except OperatorError as error:
+        print(f"trimtab-operator: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # `| head`
+        sys.stderr.close()
+        return 1
+
+
+def _render(arguments: argparse.Namespace) -> int:
+    if arguments.diff is not None:
+        old = schema.load_service(arguments.diff)
+        new = schema.load_service(arguments.filename, old)
+        sys.stdout.write(render.difference(old, new))
+        return 0
+    service = schema.load_service(arguments.filename)
+    support.check(service, "cluster")
+    context = Context(resolved=Resolved(image=arguments.image), generation=arguments.generation)
+    sys.stdout.write(render.render(service, context))
+    return 0
+
+
+def _validate(arguments: argparse.Namespace) -> int:
+    old = None if arguments.old is None else schema.load_service(arguments.old)
+    resource, what = documents.read(arguments.filename)
+    full = schema.validate(resource, None if old is None else old.raw, what=what)
+    if full["kind"] == "InferenceService":
+        service = InferenceService.parse(full)
+        for finding in support.findings(service, "cluster"):
+            print(f"{what}: not served yet: {finding}", file=sys.stderr)
+    print(f'{what}: {full["kind"]} "{full["metadata"]["name"]}" is valid')
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

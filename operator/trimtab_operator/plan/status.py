@@ -1,0 +1,222 @@
+"""RolloutStatus and live config → conditions and status of an InferenceService. Pure; both shells store what it returns.
+
+Ready says that all wanted replicas run the current template and are ready. It never depends on live config, SLO, tuning or
+monitoring; those have conditions of their own. Available says that somebody can be served now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+from trimtab_operator import conditions, names
+from trimtab_operator.api import InferenceService
+from trimtab_operator.api.status import (
+    Condition,
+    EngineStatus,
+    LiveValues,
+    LoadFailure,
+    ModelStatus,
+    Recommendation,
+    Resolved,
+    ServiceStatus,
+    Summary,
+    TuningStatus,
+)
+from trimtab_operator.errors import Finding
+from trimtab_operator.plan.engine_flags import served_name
+from trimtab_operator.plan.live import superseded, tuning_state
+from trimtab_operator.plan.rollout import RolloutStatus
+
+_Make = Callable[[str, bool | None, str, str], Condition]
+SloVerdict = Literal["Met", "Violated", "Unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a shell knows beside the rollout. `applied` is what every ready replica reads back, None while they differ."""
+
+    url: str | None = None
+    desired: LiveValues | None = None
+    applied: LiveValues | None = None
+    recommendation: Recommendation | None = None
+    tuning_running: bool = False
+    slo: SloVerdict = "Unknown"
+    resolved: Resolved = field(default_factory=Resolved)
+
+
+def service_status(
+    service: InferenceService, rollout: RolloutStatus, facts: Facts, previous: ServiceStatus, now: str
+) -> ServiceStatus:
+    """The whole status; equal to `previous` when nothing happened, so that nothing is written at rest."""
+    wanted = _conditions(service, rollout, facts)
+    return ServiceStatus(
+        observed_generation=service.metadata.generation,
+        conditions=conditions.merge(previous.conditions, wanted, now),
+        url=facts.url,
+        replicas=rollout.total,
+        ready_replicas=rollout.ready,
+        updated_replicas=rollout.updated,
+        available_replicas=rollout.available,
+        selector=",".join(f"{key}={value}" for key, value in names.selector(service.name).items()),
+        summary=Summary(replicas=f"{rollout.ready}/{rollout.wanted}", slo=facts.slo),
+        model=_model(service, rollout, previous, now),
+        engine=EngineStatus(facts.desired, facts.applied, f"{rollout.applied}/{rollout.available}"),
+        tuning=_tuning(service, facts, previous),
+        resolved=facts.resolved,
+    )
+
+
+def invalid_status(
+    service: InferenceService, findings: tuple[Finding, ...], reason: str, previous: ServiceStatus, now: str
+) -> ServiceStatus:
+    """The status of a service that cannot be carried out: Stalled with every finding; what runs is left running."""
+    message = "; ".join(map(str, findings))
+    generation = service.metadata.generation
+    kept = {c.type: c for c in previous.conditions}
+    wanted = [
+        Condition(names.READY, "False", reason, message, observed_generation=generation),
+        kept.get(names.AVAILABLE, Condition(names.AVAILABLE, "False", names.NO_READY_PODS)),
+        Condition(names.RECONCILING, "False", reason, message, observed_generation=generation),
+        Condition(names.STALLED, "True", reason, message, observed_generation=generation),
+    ]
+    return ServiceStatus(
+        observed_generation=generation,
+        conditions=conditions.merge(previous.conditions, wanted, now),
+        url=previous.url,
+        replicas=previous.replicas,
+        ready_replicas=previous.ready_replicas,
+        updated_replicas=previous.updated_replicas,
+        available_replicas=previous.available_replicas,
+        selector=previous.selector,
+        summary=previous.summary,
+        model=previous.model,
+        engine=previous.engine,
+        tuning=previous.tuning,
+        resolved=previous.resolved,
+    )
+
+
+def _conditions(service: InferenceService, rollout: RolloutStatus, facts: Facts) -> list[Condition]:
+    generation = service.metadata.generation
+
+    condition = partial(_condition, generation)
+
+    served = rollout.available > 0
+    quiet = rollout.reason if rollout.reason == names.SUSPENDED else names.NO_READY_PODS
+    return [
+        condition(names.READY, rollout.is_ready, rollout.reason, rollout.message),
+        condition(
+            names.AVAILABLE,
+            served,
+            names.ENDPOINTS_READY if served else quiet,
+            f"{rollout.available} replicas can serve now",
+        ),
+        condition(
+            names.RECONCILING,
+            rollout.progressing,
+            _progress_reason(rollout),
+            rollout.message if rollout.progressing else "nothing to do",
+        ),
+        condition(
+            names.STALLED,
+            rollout.stalled,
+            rollout.reason if rollout.stalled else names.AS_EXPECTED,
+            rollout.message if rollout.stalled else "",
+        ),
+        _model_loaded(condition, rollout),
+        _config_applied(condition, rollout),
+        condition(
+            names.SLO_MET,
+            {"Met": True, "Violated": False, "Unknown": None}[facts.slo],
+            {"Met": "TargetsMet", "Violated": "TargetsMissed", "Unknown": "NotEnoughSamples"}[facts.slo],
+            "",
+        ),
+        _tuning_ready(condition, service, facts),
+    ]
+
+
+def _condition(generation: int, kind: str, status: bool | None, reason: str, message: str) -> Condition:
+    text = "Unknown" if status is None else str(status)
+    return Condition(kind, text, reason, message, observed_generation=generation)
+
+
+def _progress_reason(rollout: RolloutStatus) -> str:
+    if not rollout.progressing:
+        return names.UP_TO_DATE
+    return names.DRAINING if rollout.is_ready and rollout.draining else rollout.reason
+
+
+def _model_loaded(condition: _Make, rollout: RolloutStatus) -> Condition:
+    if rollout.reason == names.MODEL_LOAD_FAILED:
+        return condition(names.MODEL_LOADED, False, names.MODEL_LOAD_FAILED, rollout.message)
+    if rollout.wanted == 0:
+        return condition(names.MODEL_LOADED, None, rollout.reason, "no replica is wanted")
+    loaded = rollout.ready >= rollout.wanted
+    message = f"{rollout.ready} of {rollout.wanted} replicas have loaded the model"
+    return condition(
+        names.MODEL_LOADED, loaded, names.MODEL_IS_LOADED if loaded else names.MODEL_LOADING, message
+    )
+
+
+def _config_applied(condition: _Make, rollout: RolloutStatus) -> Condition:
+    message = f"{rollout.applied} of {rollout.available} replicas read the live config back"
+    if rollout.rejected:
+        refused = f"{', '.join(rollout.rejected)} refused it; {message}"
+        return condition(names.CONFIG_APPLIED, False, names.ENGINE_REJECTED, refused)
+    if rollout.available == 0:
+        return condition(names.CONFIG_APPLIED, None, names.NO_READY_PODS, message)
+    complete = rollout.applied == rollout.available
+    reason = names.CONFIG_IN_FORCE if complete else names.PARTIALLY_APPLIED
+    return condition(names.CONFIG_APPLIED, complete, reason, message)
+
+
+def _tuning_ready(condition: _Make, service: InferenceService, facts: Facts) -> Condition:
+    mode = service.spec.tuning.mode
+    state = tuning_state(service.metadata.annotations)
+    if mode == "Off":
+        return condition(names.TUNING_READY, False, names.TUNING_OFF, "spec.tuning.mode is Off")
+    if state == "paused":
+        return condition(
+            names.TUNING_READY, False, names.TUNING_PAUSED, f"annotation {names.ANNOTATION_TUNING}"
+        )
+    if state == "reverted":
+        return condition(
+            names.TUNING_READY, False, names.TUNING_REVERTED, f"annotation {names.ANNOTATION_TUNING}"
+        )
+    if facts.recommendation is not None:
+        edited = superseded(service.spec, facts.recommendation)
+        if edited:
+            message = f"{', '.join(edited)} was edited; the recommendation no longer counts"
+            return condition(names.TUNING_READY, True, names.RECOMMENDATION_SUPERSEDED, message)
+    return condition(names.TUNING_READY, True, names.AS_EXPECTED, f"spec.tuning.mode is {mode}")
+
+
+def _model(
+    service: InferenceService, rollout: RolloutStatus, previous: ServiceStatus, now: str
+) -> ModelStatus | None:
+    if service.spec.model is None:
+        return None
+    failure = previous.model.last_failure if previous.model is not None else None
+    if rollout.reason == names.MODEL_LOAD_FAILED:
+        if failure is None or failure.message != rollout.message:
+            failure = LoadFailure(rollout.reason, rollout.message, time=now)
+        state = "FailedToLoad"
+    elif rollout.total == 0:
+        state = "Pending"
+    else:
+        state = "Loaded" if rollout.ready >= rollout.wanted else "Loading"
+    return ModelStatus(served_name(service.spec.model), state, failure)
+
+
+def _tuning(service: InferenceService, facts: Facts, previous: ServiceStatus) -> TuningStatus:
+    state = tuning_state(service.metadata.annotations)
+    if service.spec.tuning.mode == "Off":
+        word = "Off"
+    elif state != "active":
+        word = state.capitalize()
+    else:
+        word = "Running" if facts.tuning_running else "Idle"
+    return TuningStatus(word, facts.recommendation, previous.tuning.last_run)
