@@ -1,0 +1,145 @@
+"""How a server ends: draining, at once, or because one of its two processes died."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import httpx
+
+from support.engine_server import start_engine, wait_until
+from support.streams import StreamedCompletion
+from trimtab_engine.core.live import LiveConfig
+from trimtab_engine.step_record import read, replay
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended (a zombie has)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_a_drain_finishes_what_runs_and_refuses_what_comes(tiny_model: Path, tmp_path: Path) -> None:
+    record = tmp_path / "steps.jsonl"
+    # A pool of 100 blocks: the streams together need more, so the record holds preemptions too.
+    flags = ["--record-steps", str(record), "--kv-cache-memory", "800Ki", "--leaving-time", "0.5"]
+    with start_engine(tiny_model, *flags) as server:
+        engine = server.engine_pid
+        streams = [
+            StreamedCompletion(server.url, max_tokens=900, prompt=f"Story {i}: once upon a time")
+            for i in range(3)
+        ]
+        for stream in streams:
+            stream.wait_flowing()
+        live = {**LiveConfig().to_json(), "max_num_batched_tokens": 64, "max_num_seqs": 8}
+        pushed = httpx.put(f"{server.admin_url}/admin/live-config", json={"config": live, "lease_s": 0.3})
+        assert pushed.status_code == 200, pushed.text
+
+        os.kill(server.pid, signal.SIGTERM)
+        wait_until(lambda: httpx.get(f"{server.url}/ready").json()["phase"] == "leaving")
+        served = httpx.post(
+            f"{server.url}/v1/completions", json={"model": "tiny", "prompt": "a", "max_tokens": 1}
+        )
+        assert served.status_code == 200  # endpoints take time to spread: still served, but not kept open
+        assert served.headers["connection"] == "close"
+        wait_until(lambda: httpx.get(f"{server.url}/ready").json()["phase"] == "refusing")
+        refused = StreamedCompletion(server.url, max_tokens=1).result()
+        assert refused.status == 503
+        assert refused.headers is not None
+        assert refused.headers["retry-after"] == "1"
+        assert refused.error is not None
+        assert refused.error["code"] == "draining"
+        assert any(stream.is_alive() for stream in streams), "the drain was meant to meet open streams"
+        for stream in streams:
+            stream.result()
+            assert stream.transport_error is None
+            assert (stream.num_tokens, stream.finish_reason, stream.done) == (900, "length", True)
+        assert server.process.wait(30.0) == 0
+        assert gone(engine)
+
+    header, _ = read(record)
+    assert header.num_blocks == 99  # and the null block
+    entries = list(replay(record))  # raises when a step comes out differently
+    assert sum(len(e.token_ids) for e in entries) == 2701
+    assert {e.generation for e in entries} == {0, 1}
+    seen = [request_id for e in entries for request_id, context, _ in e.rows if context == 0]
+    assert len(seen) > len(set(seen)), "no request was preempted"
+
+
+def test_the_drain_limit_ends_what_is_left_with_an_error(tiny_model: Path) -> None:
+    with start_engine(tiny_model, "--drain-timeout", "0.2") as server:
+        stream = StreamedCompletion(server.url, max_tokens=1900)
+        stream.wait_flowing()
+        os.kill(server.pid, signal.SIGTERM)
+        stream.result()
+        assert stream.error is not None
+        assert "drain limit of 0.2 s" in stream.error["message"]
+        assert stream.done
+        assert server.process.wait(30.0) == 0
+
+
+def test_a_second_signal_stops_at_once(tiny_model: Path) -> None:
+    with start_engine(tiny_model) as server:
+        engine = server.engine_pid
+        streams = [StreamedCompletion(server.url, max_tokens=1900) for _ in range(4)]
+        for stream in streams:
+            stream.wait_flowing()
+        os.kill(server.pid, signal.SIGINT)
+        wait_until(lambda: "draining" in server.log)
+        assert server.process.poll() is None
+        os.kill(server.pid, signal.SIGINT)
+        assert server.process.wait(30.0) == 128 + signal.SIGINT
+        wait_until(lambda: gone(engine))
+        for stream in streams:
+            stream.result()
+            assert stream.error is not None or stream.transport_error is not None
+
+
+def test_a_signal_while_loading_ends_at_once(tiny_model: Path) -> None:
+    with start_engine(tiny_model, wait_ready=False) as server:
+        early = httpx.get(f"{server.url}/v1/models")
+        assert early.status_code == 503
+        assert early.headers["retry-after"] == "2"
+        assert early.json()["error"]["code"] == "loading"
+        ready = httpx.get(f"{server.url}/ready")
+        assert ready.status_code == 503
+        assert ready.json()["phase"] == "loading"
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        engine = server.engine_pid
+        assert server.stop() == 0
+        assert gone(engine)
+
+
+def test_posting_drain_leaves_but_goes_on_serving(tiny_model: Path) -> None:
+    with start_engine(tiny_model) as server:
+        answer = httpx.post(f"{server.admin_url}/admin/drain")
+        assert answer.status_code == 202
+        assert answer.json() == {"ready": False, "phase": "leaving"}
+        assert httpx.get(f"{server.url}/ready").status_code == 503
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert StreamedCompletion(server.url, max_tokens=3).result().num_tokens == 3
+
+        engine = server.engine_pid
+        os.kill(server.pid, signal.SIGKILL)
+        wait_until(lambda: gone(engine))  # the engine never outlives the server
+
+
+def test_the_engines_death_ends_streams_and_the_server_with_the_reason(tiny_model: Path) -> None:
+    with start_engine(tiny_model) as server:
+        streams = [StreamedCompletion(server.url, max_tokens=1900) for _ in range(2)]
+        for stream in streams:
+            stream.wait_flowing()
+        os.kill(server.engine_pid, signal.SIGKILL)
+        for stream in streams:
+            stream.result()
+            assert stream.error is not None
+            assert stream.error["code"] == "engine_dead"
+            assert "SIGKILL" in stream.error["message"]
+            assert stream.done
+        assert server.process.wait(30.0) == 1
+        assert server.log.rstrip().splitlines()[-1] == (
+            "trimtab-engine: the engine process was ended by signal SIGKILL"
+        )
