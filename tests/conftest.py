@@ -1,12 +1,32 @@
-"""Settings for all tests: property tests are repeatable in CI and search freely on a developer's machine."""
+"""Settings and fixtures for all tests: hypothesis's profiles, a tiny model, and one served engine on it."""
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
-# No deadline anywhere: machines are shared, and a slow example is not a wrong one.
+from support.engine_server import EngineServer, start_engine
+from support.tiny_models import tiny_chat_model
+
+# Property tests are repeatable in CI and search freely on a developer's machine. No deadline anywhere: machines are
+# shared, and a slow example is not a wrong one.
 settings.register_profile(
     "ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.register_profile("dev", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder that the server can serve: two layers, 512 tokens, ChatML template; named "tiny"."""
+    return tiny_chat_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def served_engine(tiny_model: Path) -> Iterator[EngineServer]:
+    """`trimtab-engine serve` on the tiny model, ready, shared by all tests that leave it as they found it."""
+    with start_engine(tiny_model) as server:
+        yield server
