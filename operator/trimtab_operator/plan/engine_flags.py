@@ -3,8 +3,8 @@
 The words are exactly what `trimtab-engine serve` takes (`tests/contract` parses them with the engine's own parser). Where an
 engine runs (ports, paths, keys) comes in as a `Placement`; everything else comes from spec, restart-only fields first.
 
-Live fields stay out of a pod's arguments, since the pod template is their hash: the mounted live.json brings them. What stands
-there instead is a start value that depends on the ceilings alone and is used only when live.json cannot be read.
+Live fields stay out of a pod's arguments, since the pod template is their hash: the mounted live.json brings them. Without a
+readable live.json the engine starts from its own defaults, which it cuts to the ceilings.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from urllib.parse import unquote
 
-from trimtab_operator.api.service import Engine, Model, ServiceSpec
+from trimtab_operator.api.service import Model, ServiceSpec
 
 #: Flags that extraArgs may not repeat; the CRD's rule lists the same (tests/contract).
 OWNED_FLAGS = (
@@ -56,7 +56,7 @@ def engine_arguments(
     if spec.model is None:
         raise ValueError("spec.model is not set: the service is a targetRef, which has no engine of ours")
     flags = _model(spec.model) + _static(spec)
-    flags += _live(spec) if include_live else _fallback_live(spec.engine)
+    flags += _live(spec) if include_live else []
     flags += _placed(spec, placement)
     return ["serve", model_reference(spec.model), *flags, *spec.engine.extra_args]
 
@@ -108,14 +108,6 @@ def _static(spec: ServiceSpec) -> list[str]:
     if headers.tenant:
         flags += ["--trusted-tenant-header", headers.tenant]
     return flags
-
-
-def _fallback_live(engine: Engine) -> list[str]:
-    """Defaults cut to the ceilings: valid for every ceiling, changed by none of the live fields."""
-    default = Engine()
-    seqs = min(default.max_num_seqs, engine.ceilings.max_num_seqs, engine.ceilings.max_num_batched_tokens)
-    budget = min(default.max_num_batched_tokens, engine.ceilings.max_num_batched_tokens)
-    return ["--max-num-batched-tokens", str(budget), "--max-num-seqs", str(seqs)]
 
 
 def _live(spec: ServiceSpec) -> list[str]:
