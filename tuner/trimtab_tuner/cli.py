@@ -18,6 +18,7 @@ from .errors import TunerError
 # name → what it does; the module is commands/<name>.py
 COMMANDS = {
     "replay": "send a trace's requests to an OpenAI-compatible server and measure every token",
+    "run": "tune a running service live, behind guardrails",
     "trace": "look at, convert and make request traces",
 }
 EPILOG = "Exit status: 0 done, 1 measured but not as it should be, 2 wrong input, 130 stopped by Ctrl-C."

@@ -25,6 +25,7 @@ from trimtab_tuner.metrics.snapshot import Snapshot, Window
 from trimtab_tuner.metrics.source import MetricsSource
 from trimtab_tuner.target import Target
 
+PREPARING_S = 0.2
 Status = Literal["measured", "stopped", "unknown"]
 
 
@@ -50,6 +51,10 @@ class Workload(Protocol):
     @property
     def span_s(self) -> float:
         """Time over which blocks are laid."""
+
+    @property
+    def began_s(self) -> float | None:
+        """Unix time at which the current run's blocks begin; None before it is known."""
 
     @property
     def same_requests(self) -> bool:
@@ -83,10 +88,12 @@ class ObserveWorkload:
 
     def __init__(self, span_s: float) -> None:
         self.span_s = span_s
+        self.began_s: float | None = None
 
     async def run(self, on_progress: Callable[[float], None]) -> None:
         """Waits until the window is over."""
         begun = time.monotonic()
+        self.began_s = time.time()
         while (passed := time.monotonic() - begun) < self.span_s:
             on_progress(passed / self.span_s)
             await asyncio.sleep(min(0.5, self.span_s - passed))
@@ -197,7 +204,10 @@ class LiveEvaluator:
         client: Mapping[str, float | None] | None = None
         try:
             while stop is None and not work.done():
-                await asyncio.wait({work}, timeout=self._source.interval_s)
+                # Until the workload's clock begins, samples come quickly: the last one before it is the start.
+                begun = self._workload.began_s is not None
+                pause_s = self._source.interval_s if begun else min(PREPARING_S, self._source.interval_s)
+                await asyncio.wait({work}, timeout=pause_s)
                 snapshot = await self._source.snapshot()
                 if not snapshot.failures:
                     kept.append(snapshot)
@@ -205,7 +215,7 @@ class LiveEvaluator:
                     causes = "; ".join(f"{t}: {why}" for t, why in snapshot.failures)
                     stop = "unknown", f"no metrics for {self.max_age_s:g} s ({causes})"
                 if stop is None and not work.done():
-                    edges = self._edges(began, until=snapshot.taken_s)
+                    edges = self._edges(until=snapshot.taken_s)
                     stop = await self._stop(kept, config, generation, lease, baseline, edges)
             if stop is None:
                 client = await work
@@ -219,6 +229,10 @@ class LiveEvaluator:
         last = await self._source.snapshot(not_before_s=time.time())
         kept.append(last)
         window = Window(kept)
+        if self._workload.began_s is not None:
+            window = window.since(
+                self._workload.began_s
+            )  # without the requests that only prepared the workload
         if lease is not None and lease.lost and stop is None:
             stop = "unknown", lease.lost
         reading = readings.read(
@@ -231,14 +245,19 @@ class LiveEvaluator:
         if stop is None and isinstance(reading, Unknown):
             stop = "unknown", reading.reason
         status, reason = stop or ("measured", "")
-        blocks = readings.blocks(window, self._names, generation, self._edges(began))
+        blocks = readings.blocks(window, self._names, generation, self._edges())
         return Measurement(
-            status, config, generation, began, last.taken_s, reading, blocks, reason, client, tuple(kept)
+            status, config, generation, began, last.taken_s, reading, blocks, reason, client, window.snapshots
         )
 
-    def _edges(self, began: float, until: float | None = None) -> tuple[float, ...]:
-        width = self._workload.span_s / self._num_blocks
-        edges = [began + index * width for index in range(self._num_blocks + 1)]
+    def _edges(self, until: float | None = None) -> tuple[float, ...]:
+        began = self._workload.began_s
+        if began is None:
+            return ()
+        # A block without a sample inside would lend its verdicts to its neighbour.
+        num_blocks = max(1, min(self._num_blocks, int(self._workload.span_s / (2 * self._source.interval_s))))
+        width = self._workload.span_s / num_blocks
+        edges = [began + index * width for index in range(num_blocks + 1)]
         return tuple(edge for edge in edges if until is None or edge <= until)
 
     async def _stop(

@@ -141,9 +141,11 @@ def valid(config: LiveConfig, ceilings: Ceilings) -> bool:
     )
 
 
-def describe(config: LiveConfig) -> str:
-    """How a person reads a config: `256 tokens · fcfs`, with the optional knobs when they bind."""
+def describe(config: LiveConfig, base: LiveConfig | None = None) -> str:
+    """How a person reads a config: `256 tokens · fcfs`, with the optional knobs that differ from `base`."""
     parts = [f"{config.max_num_batched_tokens:,} tokens", config.scheduling_policy]
-    if config.long_prefill_token_threshold:
-        parts.append(f"long prompts {config.long_prefill_token_threshold:,}")
+    if base is not None and config.max_num_seqs != base.max_num_seqs:
+        parts.append(f"{config.max_num_seqs} sequences")
+    if base is not None and config.long_prefill_token_threshold != base.long_prefill_token_threshold:
+        parts.append(f"long prompts {config.long_prefill_token_threshold or 'whole'}")
     return " · ".join(parts)

@@ -7,7 +7,6 @@ sum over the window is right. Chunk overhead and quadratic attention are inside 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,10 +25,6 @@ class StepTime:
     def at(self, budget: int) -> float:
         """Seconds of a step whose budget is full of prompt tokens."""
         return self.decode_s + self.per_token_s * budget
-
-    def largest_budget(self, limit_s: float) -> int:
-        """The largest budget whose full step keeps `limit_s`; 0 when even a decode-only step does not."""
-        return max(0, math.floor((limit_s - self.decode_s) / self.per_token_s))
 
 
 def estimate(reading: Reading, *, min_steps: int = 20) -> StepTime | None:
@@ -52,10 +47,8 @@ def first_points(step_time: StepTime, *, limit_s: float, grid: Sequence[int]) ->
     The landscape is a plateau with a cliff: just below the cliff is best for time to first token, and half of it is what
     to fall back on when the estimate was too high.
     """
-    if not grid:
+    below = [b for b in grid if step_time.at(b) <= limit_s]
+    if not below:
         return ()
-    edge = step_time.largest_budget(limit_s)
-    below = [b for b in grid if b <= edge]
-    best = below[-1] if below else grid[0]
-    half = [b for b in grid if b <= best / 2]
-    return (best,) if not half else (best, half[-1])
+    half = [b for b in below if b <= below[-1] / 2]
+    return (below[-1],) if not half else (below[-1], half[-1])

@@ -96,8 +96,9 @@ class Target:
         return number
 
     async def end_candidate(self) -> None:
-        """Back to the incumbent at once. Idempotent."""
+        """Back to the incumbent at once, seen in every replica. Idempotent."""
         await self._call("DELETE", "/admin/live-config/candidate", missing_ok=True)
+        await self._verify((await self.read()).incumbent.generation)
 
     async def promote(self, config: LiveConfig) -> int:
         """Make `config` the incumbent: as a recommendation where an operator keeps those, else directly → generation."""
@@ -178,7 +179,10 @@ def readback(document: Mapping[str, Any], path: str = "live-config") -> Readback
         ceilings = Ceilings(int(raw["max_num_batched_tokens"]), int(raw["max_num_seqs"]))
         in_force = _versioned(document["in_force"], ceilings, f"{path}.in_force")
         replicas = {
+            # A replica that has not been read yet shows nothing, so no change counts as applied there.
             str(item.get("name", index)): int(item["readback"]["in_force"]["generation"])
+            if item["readback"]
+            else -1
             for index, item in enumerate(document.get("replicas", ()))
         }
         return Readback(

@@ -122,4 +122,6 @@ def test_a_state_must_hold_three_of_five_windows() -> None:
     steady: list[State] = ["mixed", "prefill-bound", "prefill-bound", "idle", "prefill-bound"]
     assert settle(steady) == "prefill-bound"
     assert settle(steady[:3]) is None
-    assert settle(["idle"] * 9 + ["mixed"] * 5) == "mixed"
+    idle: list[State] = ["idle"]
+    mixed: list[State] = ["mixed"]
+    assert settle(idle * 9 + mixed * 5) == "mixed"

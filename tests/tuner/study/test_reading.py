@@ -108,8 +108,8 @@ def test_blocks_lose_no_verdict_and_match_the_whole() -> None:
     whole = read(*snapshots)
     assert isinstance(whole, Reading)
     assert sum(b.violated for b in found) == whole.violated == 10
-    assert sum(b.n for b in found) == 70
-    assert found[0] == Block(3, 23)
+    assert sum(b.n for b in found) == 60
+    assert found[0] == Block(3, 20)
 
 
 def test_every_name_of_a_runtime_is_given_or_none() -> None:

@@ -1,0 +1,99 @@
+"""Runs a real Prometheus for tests: found on PATH or in the cache, else unpacked from Debian's package (no root, no daemon)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from support.engine_server import wait_until
+
+TOOLS = Path(os.environ.get("TRIMTAB_CACHE", Path.home() / ".cache/trimtab")) / "tools"
+
+
+def prometheus_binary() -> str:
+    """Path of a prometheus. Without one the test is skipped with the cause, or failed where CI is set."""
+    found = shutil.which("prometheus", path=f"{os.environ.get('PATH', '')}:{TOOLS}/usr/bin")
+    if found:
+        return found
+    cause = _unpack()
+    if cause is None:
+        return str(TOOLS / "usr/bin/prometheus")
+    message = f"no prometheus on PATH or in {TOOLS}, and Debian's package could not be unpacked: {cause}"
+    if os.environ.get("CI"):
+        pytest.fail(message)
+    pytest.skip(message)
+
+
+def _unpack() -> str | None:
+    """Fetch and unpack into the cache, whole or not at all; why not, or None."""
+    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+        return "apt-get and dpkg-deb are not here"
+    TOOLS.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=TOOLS) as folder:
+        for command in (["apt-get", "download", "prometheus"], ["dpkg-deb", "-x", "prometheus", "unpacked"]):
+            if command[0] == "dpkg-deb":
+                command[2] = next(Path(folder).glob("prometheus_*.deb")).name
+            done = subprocess.run(
+                command, cwd=folder, capture_output=True, text=True, timeout=120, check=False
+            )
+            if done.returncode:
+                return f"{' '.join(command)}: {done.stderr.strip()[-200:]}"
+        (TOOLS / "usr/bin").mkdir(parents=True, exist_ok=True)
+        Path(folder, "unpacked/usr/bin/prometheus").replace(TOOLS / "usr/bin/prometheus")
+    return None
+
+
+@contextlib.contextmanager
+def start_prometheus(targets: Sequence[str], *, interval_s: float = 1.0) -> Iterator[str]:
+    """A Prometheus that scrapes `targets` (URLs of `/metrics`) under job "engine"; its URL."""
+    binary = prometheus_binary()
+    with tempfile.TemporaryDirectory(prefix="trimtab-prom-") as folder:
+        hosts = ", ".join(f'"{urlsplit(t).netloc}"' for t in targets)
+        Path(folder, "prometheus.yml").write_text(
+            f"global: {{scrape_interval: {interval_s:g}s, scrape_timeout: {interval_s:g}s}}\n"
+            f"scrape_configs: [{{job_name: engine, static_configs: [{{targets: [{hosts}]}}]}}]\n"
+        )
+        # Prometheus cannot say which free port it took, so one is found first.
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        with Path(folder, "log").open("wb") as log:
+            process = subprocess.Popen(
+                [
+                    binary,
+                    f"--config.file={folder}/prometheus.yml",
+                    f"--storage.tsdb.path={folder}/data",
+                    f"--web.listen-address=127.0.0.1:{port}",
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        url = f"http://127.0.0.1:{port}"
+        try:
+
+            def ready() -> bool:
+                assert process.poll() is None, Path(folder, "log").read_text()
+                with contextlib.suppress(httpx.TransportError):
+                    return httpx.get(f"{url}/-/ready", timeout=2.0).status_code == 200
+                return False
+
+            wait_until(ready, 60.0, lambda: Path(folder, "log").read_text())
+            yield url
+        finally:
+            process.terminate()
+            try:
+                process.wait(10.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

@@ -1,0 +1,423 @@
+"""One tuning run: measure the incumbent, say what binds it, try candidates as leases, confirm the best, promote or keep.
+
+Called by `commands.run`. Exploring accepts nothing: it ranks. The best candidate is then measured again and compared with the
+incumbent on requests that played no part in choosing it, by one sequential test, so that trying many configs does not make
+luck look like progress. Whatever ends the run, the incumbent is back in force unless a candidate was confirmed and
+`apply` was asked for. "Inconclusive" keeps the incumbent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from trimtab_engine.core.live import LiveConfig
+from trimtab_tuner import guardrails, space, steptime
+from trimtab_tuner import score as scores
+from trimtab_tuner.audit import Audit
+from trimtab_tuner.decide import Comparison, compare
+from trimtab_tuner.diagnosis import Diagnosis, diagnose
+from trimtab_tuner.evaluate import Evaluator, Measurement
+from trimtab_tuner.guardrails import Limits
+from trimtab_tuner.metrics.reading import Block, Reading
+from trimtab_tuner.space import Knob
+from trimtab_tuner.steptime import StepTime
+from trimtab_tuner.study import Study, Values
+from trimtab_tuner.target import Target
+from trimtab_tuner.trial import Decision, Role, Trial
+
+Outcome = Literal["Applied", "Recommended", "Kept", "Unknown", "Paused"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """`max_trials` counts every replay of a candidate or the incumbent that the run starts with, the confirmation included."""
+
+    max_trials: int = 5
+    confirm_rounds: int = 1  # further rounds (two trials each) while inconclusive
+    pairs: int = 8  # live traffic: slices of incumbent and candidate, in random order, to confirm with
+    apply: bool = False
+    time_limit_s: float | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """How a run ended. `after`: the confirmed candidate, or the incumbent when it was kept."""
+
+    outcome: Outcome
+    reason: str
+    before: LiveConfig
+    after: LiveConfig
+    trials: tuple[Trial, ...]
+    diagnosis: Diagnosis | None
+    step_time: StepTime | None
+    comparison: Comparison | None
+    generation: int | None  # of the promoted config
+
+    def to_json(self) -> dict[str, object]:
+        """The run's part of the result document; `result_document` adds provenance."""
+        rows = [trial.to_json() for trial in self.trials]
+        before = next((row for row in rows if row["role"] == "incumbent"), None)
+        confirmed = [r for r in rows if r["role"] == "confirm" and r["config"] == self.after.to_json()]
+        kept = self.outcome not in ("Applied", "Recommended")
+        return {
+            "trials": rows,
+            "before": before,
+            "after": before if kept else (confirmed[-1] if confirmed else None),
+            "diagnosis": self.diagnosis.to_json() if self.diagnosis else None,
+            "step_time": dataclasses.asdict(self.step_time) if self.step_time else None,
+            "incumbent": {"before": self.before.to_json(), "after": self.after.to_json()},
+            "verdict": {
+                "outcome": self.outcome,
+                "reason": self.reason,
+                "generation": self.generation,
+                "comparison": self.comparison.to_json() if self.comparison else None,
+            },
+        }
+
+
+class View(Protocol):
+    """Whoever shows a run to a person."""
+
+    def begin(self, what: str, trial: int, of: int) -> Callable[[float], None]:
+        """A measurement begins; returns what to call with the fraction done."""
+
+    def end(self, trial: Trial) -> None:
+        """A measurement ended."""
+
+    def note(self, label: str, text: str) -> None:
+        """One line about the run."""
+
+
+class TuningRun:
+    """Holds one run together; `execute` once."""
+
+    def __init__(
+        self,
+        *,
+        target: Target,
+        evaluator: Evaluator,
+        make_study: Callable[[Sequence[Knob]], Study],
+        make_space: Callable[[LiveConfig], tuple[Knob, ...]],
+        limits: Limits,
+        options: RunOptions,
+        audit: Audit,
+        view: View,
+        paused: Callable[[], Awaitable[str | None]],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._target = target
+        self._evaluator = evaluator
+        self._make_study = make_study
+        self._make_space = make_space
+        self._limits = limits
+        self._options = options
+        self._audit = audit
+        self._view = view
+        self._paused = paused
+        self._now = now
+        self._rng = random.Random(options.seed)
+        self._trials: list[Trial] = []
+        self._began = now()
+        self._longest_s = 0.0
+        self._spent = 0  # trials that count: windows of a cool-down do not
+        self._windows_since_rollback: int | None = None
+        self._before: LiveConfig | None = None
+        self._diagnosis: Diagnosis | None = None
+        self._step_time: StepTime | None = None
+
+    async def execute(self) -> RunResult:
+        """The whole run. Raises ServerError when the service cannot be reached; the incumbent is in force then too."""
+        readback = await self._target.read()
+        before = readback.incumbent.config
+        self._before = before
+        self._audit.write(
+            "begin",
+            incumbent=readback.incumbent.generation,
+            config=before.to_json(),
+            limits=self._limits.to_json(),
+            options=dataclasses.asdict(self._options),
+        )
+        if why := await self._paused():
+            return self._finish("Paused", why, before, before)
+        baseline = await self._measure("incumbent", None, None)
+        if not isinstance(baseline.reading, Reading) or baseline.status != "measured":
+            return self._finish("Unknown", baseline.reason, before, before)
+        self._explain(baseline.reading, before)
+        if baseline.reading.violated == 0:
+            return self._finish("Kept", "no request violates a target: nothing to gain", before, before)
+        knobs = self._make_space(before)
+        study = self._make_study(knobs)
+        if study.resumed:
+            self._view.note("resumed", f"{study.resumed} configs are known from before")
+        best = await self._explore(study, knobs, baseline, before)
+        if isinstance(best, str):
+            return self._finish("Paused", best, before, before)
+        if best is None:
+            tried = sum(t.role == "explore" for t in self._trials)
+            reason = "no trial violated less than the incumbent" if tried else "there was no candidate to try"
+            return self._finish("Kept", reason, before, before)
+        return await self._confirm(best, baseline, before)
+
+    def _explain(self, reading: Reading, config: LiveConfig) -> None:
+        self._diagnosis = diagnose(reading, config)
+        self._step_time = steptime.estimate(reading)
+        self._view.note("diagnosis", f"{self._diagnosis.state}: {self._diagnosis.because}")
+        self._audit.write("diagnosis", **self._diagnosis.to_json())
+        if self._step_time is not None:
+            self._audit.write("step_time", **dataclasses.asdict(self._step_time))
+
+    # Exploring
+
+    async def _explore(
+        self, study: Study, knobs: Sequence[Knob], baseline: Measurement, before: LiveConfig
+    ) -> Trial | str | None:
+        """The best trial that violated less than the incumbent, or None; a text when exploring was forbidden at once."""
+        assert isinstance(baseline.reading, Reading), "checked by the caller"
+        start = space.values_of(before, knobs)
+        usual = scores.score(baseline.reading, before.slo)
+        study.tell_start(start, usual)
+        self._enqueue_first(study, knobs, before)
+        best: Trial | None = None
+        refused: str | None = None
+        self._spent = 1  # the incumbent's
+        # One trial is kept back for the confirmation.
+        while self._spent < self._options.max_trials - 1 and self._time_for(2):
+            refused = await self._may_explore(baseline.reading, before)
+            if refused is not None:
+                if self._windows_since_rollback is None or not refused.startswith("cooling down"):
+                    break
+                baseline = await self._measure("incumbent", None, None)  # a window of the cool-down
+                if not isinstance(baseline.reading, Reading):
+                    break
+                continue
+            proposal = study.ask(lambda values: self._forbidden(values, before))
+            if proposal is None:
+                self._audit.write("space used up", measured=study.measured)
+                break
+            self._spent += 1
+            config = space.apply(before, proposal.values)
+            measurement = await self._measure("explore", config, baseline)
+            trial = self._trials[-1]
+            if trial.score is None:
+                study.fail(proposal, trial.reason)
+                continue
+            study.tell(proposal, trial.score)
+            if trial.decision == "improves" and self._better(trial, best):
+                best = trial
+            if (
+                isinstance(measurement.reading, Reading)
+                and best is trial
+                and measurement.reading.violated == 0
+            ):
+                break  # nothing is left to gain
+        if refused is not None and not any(t.role == "explore" for t in self._trials):
+            return refused
+        return best
+
+    def _why_none(self, knobs: Sequence[Knob], before: LiveConfig) -> str:
+        if any(t.role == "explore" for t in self._trials):
+            return "no trial violated less than the incumbent"
+        if self._step_time is not None:
+            budget = next((k.choices[0] for k in knobs if k.name == "max_num_batched_tokens"), None)
+            limit_s = guardrails.step_time_limit_s(before.slo, self._limits)
+            if isinstance(budget, int) and self._step_time.at(budget) > limit_s:
+                return (
+                    f"no budget keeps a full step within {limit_s:.3f} s: by the estimate even {budget} tokens take "
+                    f"{self._step_time.at(budget):.3f} s; allow a longer ITL or fewer max_num_seqs"
+                )
+        return "there was no candidate to try"
+
+    @staticmethod
+    def _better(trial: Trial, best: Trial | None) -> bool:
+        if best is None or best.score is None or trial.score is None:
+            return True
+        return (not trial.score.feasible, trial.score.objective) < (
+            not best.score.feasible,
+            best.score.objective,
+        )
+
+    async def _may_explore(self, reading: Reading, before: LiveConfig) -> str | None:
+        why = guardrails.may_explore(
+            pause=await self._paused(),
+            budget_left=guardrails.error_budget_left(reading, before.slo),
+            windows_since_rollback=self._windows_since_rollback,
+            limits=self._limits,
+        )
+        if why:
+            self._audit.write("not explored", reason=why)
+            self._view.note("guardrail", why)
+        return why
+
+    def _enqueue_first(self, study: Study, knobs: Sequence[Knob], before: LiveConfig) -> None:
+        budget = next((k for k in knobs if k.name == "max_num_batched_tokens"), None)
+        if self._step_time is None or budget is None:
+            return
+        points = steptime.first_points(
+            self._step_time,
+            limit_s=guardrails.step_time_limit_s(before.slo, self._limits),
+            grid=[choice for choice in budget.choices if isinstance(choice, int)],
+        )
+        start = space.values_of(before, knobs)
+        study.enqueue([{**start, budget.name: point} for point in points], origin="step time")
+        self._audit.write("first points", points=list(points))
+
+    def _forbidden(self, values: Values, before: LiveConfig) -> dict[str, float]:
+        config = space.apply(before, values)
+        found: dict[str, float] = {}
+        ratio = self._step_ratio(config)
+        if ratio is not None and ratio > 1:
+            found["step_time"] = ratio - 1
+        if config.max_num_batched_tokens < config.max_num_seqs:
+            found["budget_below_sequences"] = float(config.max_num_seqs - config.max_num_batched_tokens)
+        return found
+
+    def _step_ratio(self, config: LiveConfig) -> float | None:
+        if self._step_time is None:
+            return None
+        limit = guardrails.step_time_limit_s(config.slo, self._limits)
+        return self._step_time.at(config.max_num_batched_tokens) / limit
+
+    # Confirming
+
+    async def _confirm(self, best: Trial, baseline: Measurement, before: LiveConfig) -> RunResult:
+        config = best.config
+        incumbent: list[Block] = list(baseline.blocks) if self._evaluator.same_requests else []
+        candidate: list[Block] = []
+        comparison: Comparison | None = None
+        rounds = self._options.confirm_rounds if self._evaluator.same_requests else self._options.pairs
+        for number in range(rounds):
+            fresh = number > 0 or not self._evaluator.same_requests
+            if number > 0 and not self._time_for(2 if fresh else 1):
+                break
+            arms: list[LiveConfig | None] = [None, config] if fresh else [config]
+            # Which comes first is drawn: then swapping the arms of a pair is as likely as not, whatever the traffic does.
+            self._rng.shuffle(arms)
+            for arm in arms:
+                if arm is not None and (why := await self._paused()):
+                    return self._finish("Paused", why, before, before, comparison)
+                measured = await self._measure("confirm", arm, baseline)
+                if measured.status == "stopped":
+                    return self._finish(
+                        "Kept", f"the candidate was stopped: {measured.reason}", before, before
+                    )
+                if measured.status == "unknown":
+                    return self._finish("Unknown", measured.reason, before, before)
+                (incumbent if arm is None else candidate).extend(self._blocks(measured))
+            comparison = compare(
+                incumbent,
+                candidate,
+                min_requests=self._limits.min_requests,
+                alpha=self._limits.alpha,
+                same_requests=self._evaluator.same_requests,
+                seed=self._options.seed,
+            )
+            self._trials[-1].comparison = comparison.to_json()
+            last = next(t for t in reversed(self._trials) if t.config == config)
+            last.decision, last.reason = comparison.verdict, comparison.reason
+            self._view.note("compared", f"{comparison.verdict}: {comparison.reason}")
+            self._audit.write("compared", round=number, config=config.to_json(), **comparison.to_json())
+            if comparison.verdict != "inconclusive":
+                break
+        assert comparison is not None, "at least one round"
+        if comparison.verdict != "better":
+            return self._finish(
+                "Kept", f"{comparison.verdict}: {comparison.reason}", before, before, comparison
+            )
+        if not self._options.apply:
+            return self._finish("Recommended", comparison.reason, before, config, comparison)
+        generation = await self._target.promote(config)
+        return self._finish("Applied", comparison.reason, before, config, comparison, generation)
+
+    def _blocks(self, measured: Measurement) -> Sequence[Block]:
+        if self._evaluator.same_requests:
+            return measured.blocks
+        assert isinstance(measured.reading, Reading), "only measured windows get here"
+        return [Block(measured.reading.violated, measured.reading.n)]  # a slice of live traffic is one block
+
+    # Measuring
+
+    async def _measure(
+        self, role: Role, config: LiveConfig | None, baseline: Measurement | None
+    ) -> Measurement:
+        number = len(self._trials)
+        began = self._now()
+        label = "incumbent" if config is None else space.describe(config, self._before)
+        on_progress = self._view.begin(label, number + 1, max(self._options.max_trials, number + 1))
+        measurement = await self._evaluator.evaluate(config, baseline=baseline, on_progress=on_progress)
+        self._longest_s = max(self._longest_s, self._now() - began)
+        trial = self._judge(number, role, config, measurement, baseline)
+        self._trials.append(trial)
+        if measurement.status == "stopped":
+            self._windows_since_rollback = 0
+        elif self._windows_since_rollback is not None:
+            self._windows_since_rollback += 1
+        self._audit.write("measured", **trial.to_json())
+        self._view.end(trial)
+        return measurement
+
+    def _judge(
+        self,
+        number: int,
+        role: Role,
+        config: LiveConfig | None,
+        measurement: Measurement,
+        baseline: Measurement | None,
+    ) -> Trial:
+        decision: Decision = "incumbent"
+        score: scores.Score | None = None
+        if measurement.status == "unknown":
+            decision = "unknown"
+        elif measurement.status == "stopped":
+            decision, score = "stopped", scores.broken("stopped")
+        elif isinstance(measurement.reading, Reading):
+            score = scores.score(
+                measurement.reading,
+                measurement.config.slo,
+                step_time_ratio=self._step_ratio(measurement.config) if config is not None else None,
+            )
+            if config is not None and baseline is not None and isinstance(baseline.reading, Reading):
+                usual = scores.score(baseline.reading, measurement.config.slo)
+                decision = "improves" if score.objective < usual.objective else "no better"
+                if role == "confirm":
+                    decision = "measured"  # until the comparison says what it means
+        return Trial(number, role, measurement, score, decision, measurement.reason)
+
+    def _time_for(self, measurements: int) -> bool:
+        limit = self._options.time_limit_s
+        return limit is None or self._now() - self._began + measurements * self._longest_s <= limit
+
+    def _finish(
+        self,
+        outcome: Outcome,
+        reason: str,
+        before: LiveConfig,
+        after: LiveConfig,
+        comparison: Comparison | None = None,
+        generation: int | None = None,
+    ) -> RunResult:
+        self._audit.write(
+            "end", outcome=outcome, reason=reason, config=after.to_json(), generation=generation
+        )
+        self._view.note("verdict", f"{outcome}: {space.describe(after, before)} · {reason}")
+        return RunResult(
+            outcome,
+            reason,
+            before,
+            after,
+            tuple(self._trials),
+            self._diagnosis,
+            self._step_time,
+            comparison,
+            generation,
+        )
+
+
+def result_document(result: RunResult, meta: Mapping[str, object]) -> dict[str, object]:
+    """The whole result as stored and reported: the run, and where it comes from."""
+    return {"schema": "trimtab.tuning/1", "meta": dict(meta), **result.to_json()}
