@@ -77,7 +77,7 @@ class DecodeGroup:
 
     rows: torch.Tensor  # (n,) int64, into query
     slots: torch.Tensor  # (n · length,) int64; padding repeats a valid slot of the same sequence
-    mask: torch.Tensor | None  # (n, 1, 1, length) float32: 0 or -inf; None: all equally long
+    mask: torch.Tensor | None  # (n, 1, 1, length) bool; None: all equally long
     length: int
 
 
@@ -132,7 +132,7 @@ def _decode_group(
     slots = (blocks * batch.block_size + positions % batch.block_size).reshape(-1)
     mask = None
     if not bool((lengths == length).all()):
-        mask = torch.zeros(valid.shape, device=device).masked_fill_(~valid, float("-inf"))[:, None, None]
+        mask = valid[:, None, None]
     return DecodeGroup(rows, slots, mask, length)
 
 
@@ -146,13 +146,11 @@ def _decode(
     kv_heads, head_dim = flat.shape[2:]
     key = flat[0].index_select(0, group.slots).view(n, group.length, kv_heads, head_dim)
     value = flat[1].index_select(0, group.slots).view(n, group.length, kv_heads, head_dim)
+    # The heads of a group stand as rows against their kv head, (n, kv_heads, group, head_dim): nothing is copied.
     grouped = query.index_select(0, group.rows).view(n, kv_heads, -1, head_dim)
-    # One row per head of a group against its kv head: (n, kv_heads, group, length).
-    scores = torch.matmul(grouped, key.permute(0, 2, 3, 1)).mul_(scale)
-    if group.mask is not None:
-        scores += group.mask.to(scores.dtype)
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    result = torch.matmul(weights, value.transpose(1, 2))
+    result = F.scaled_dot_product_attention(
+        grouped, key.transpose(1, 2), value.transpose(1, 2), attn_mask=group.mask, scale=scale
+    )
     out.index_copy_(0, group.rows, result.reshape(n, -1, head_dim))
 
 
