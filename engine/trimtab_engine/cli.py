@@ -18,6 +18,7 @@ from trimtab_engine.config import DEVICES, DTYPES, EngineConfig
 from trimtab_engine.core.live import POLICIES, Ceilings, LiveConfig
 from trimtab_engine.errors import ConfigError, TrimtabError
 from trimtab_engine.live_state import Versioned
+from trimtab_engine.model_files import locate
 from trimtab_engine.server.live import read_live_file
 from trimtab_engine.server.options import ServerOptions
 
@@ -397,10 +398,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the console script; returns the exit code."""
     arguments = build_parser().parse_args(argv)
     logs.configure(arguments.log_format)
-    from trimtab_engine.server.main import run  # the web stack; --help and --version go without
-
     try:
-        return run(*configuration(arguments))
+        config, options, incumbent, boot_error = configuration(arguments)
+        locate(config.model)  # a wrong path need not wait for a whole engine process to say so
+        from trimtab_engine.server.main import (
+            run,
+        )  # the web stack: a second that wrong flags need not wait for
+
+        return run(config, options, incumbent, boot_error)
     except ConfigError as error:
         print(f"trimtab-engine: {error}", file=sys.stderr)
         return 2

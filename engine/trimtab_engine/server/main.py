@@ -28,7 +28,7 @@ from trimtab_engine.config import EngineConfig
 from trimtab_engine.errors import ConfigError
 from trimtab_engine.live_state import LiveState, Versioned
 from trimtab_engine.messages import Init
-from trimtab_engine.model_files import locate, resolve
+from trimtab_engine.model_files import resolve
 from trimtab_engine.server.access import AccessMiddleware
 from trimtab_engine.server.admin import create_admin_app
 from trimtab_engine.server.auth import AdminAuth
@@ -105,8 +105,7 @@ def build_state(
 
 
 def run(config: EngineConfig, options: ServerOptions, incumbent: Versioned, boot_error: str | None) -> int:
-    """Serve until stopped; the exit code. Raises ConfigError or ModelLoadError when nothing can be started."""
-    locate(config.model)  # a wrong path need not wait for a whole engine process to say so
+    """Serve until stopped; the exit code. Raises ConfigError for what is wrong before anything has started."""
     auth = None
     if options.admin_public_key is not None:
         assert options.admin_audience is not None, "checked by ServerOptions"
