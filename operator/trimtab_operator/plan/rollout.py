@@ -20,7 +20,7 @@ from trimtab_operator.api.service import ServiceSpec
 Phase = Literal["Starting", "Running", "Draining", "Failed"]
 
 UNSCHEDULABLE_PATIENCE_S = 60.0  # how long strategy Auto lets a surge replica look for a place
-RESTART_BACKOFF_S = (10.0, 300.0)  # first and longest pause, doubling; the same as a kubelet's
+RESTART_BACKOFF_S = (10.0, 300.0)  # second and longest pause, doubling; the same as a kubelet's
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +277,10 @@ def _repairs(desired: Desired, alive: Sequence[Replica], now: float) -> tuple[li
     first, longest = RESTART_BACKOFF_S
     for replica in alive:
         if replica.phase == "Failed":
-            pause = min(longest, first * 2.0 ** min(replica.restarts, 20))
+            # The first restart comes at once, as a kubelet's does: one crash is no loop yet.
+            pause = (
+                0.0 if replica.restarts == 0 else min(longest, first * 2.0 ** min(replica.restarts - 1, 20))
+            )
             due = (replica.failed_s if replica.failed_s is not None else now) + pause
             if due <= now:
                 restarts.append(Restart(replica.name, replica.failure or names.ENGINE_CRASHED))
