@@ -1,0 +1,1 @@
+"""Local mode: the operator's plan carried out with processes in place of pods, behind one address."""
