@@ -9,19 +9,18 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from trimtab_engine.core.request import SamplingParams
 from trimtab_engine.errors import EngineDead, Unavailable
 from trimtab_engine.messages import Add, Token
-from trimtab_engine.server.client import TokenStream
+from trimtab_engine.server.client import EngineClient, TokenStream
 from trimtab_engine.server.metrics.ledger import Ledger, RequestRecord
 from trimtab_engine.server.openai.errors import GenerationFailed
 from trimtab_engine.server.openai.logprobs import PromptLogprob
 from trimtab_engine.server.openai.params import INT64
-from trimtab_engine.server.state import AppState
 from trimtab_engine.server.text.output import OutputText, Piece
 from trimtab_engine.server.text.stop import StopMatcher
 from trimtab_engine.server.text.tokenizer import Tokenizer
@@ -161,12 +160,11 @@ class Choice:
         self._stream.abort()  # nothing happens when the engine has finished it
 
 
-def start(state: AppState, tokenizer: Tokenizer, plan: Plan) -> list[Choice]:
+def start(client: EngineClient, ledger: Ledger, tokenizer: Tokenizer, plan: Plan) -> list[Choice]:
     """Hand all sequences of a request to the engine, or none; raises what `EngineClient.check_admission` raises.
 
     A refusal is booked for each sequence: to the ones who are refused it is a missed target.
     """
-    ledger, client = state.ledger, state.client
     records = [_record(ledger, plan, prompt) for prompt in plan.prompts for _ in range(plan.n)]
     try:
         client.check_admission(len(records))
@@ -232,8 +230,8 @@ def _sampling(base: SamplingParams, prompt: Prompt, child: int) -> SamplingParam
     return dataclasses.replace(base, max_tokens=max_tokens, seed=seed)
 
 
-async def merged(choices: Sequence[Choice]) -> AsyncIterator[tuple[Choice, Delta]]:
-    """Deltas of all choices as they come."""
+async def merged(choices: Sequence[Choice]) -> AsyncGenerator[tuple[Choice, Delta], None]:
+    """Deltas of all choices as they come. Close it (`aclosing`) when leaving early."""
     if len(choices) == 1:
         async for delta in choices[0].deltas():
             yield choices[0], delta

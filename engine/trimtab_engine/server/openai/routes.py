@@ -120,7 +120,7 @@ def build_router(state: AppState) -> APIRouter:
         )
         if plan.priority and state.live.in_force.config.scheduling_policy == "fcfs":
             state.ledger.ignored_priority_total += 1
-        choices = start(state, model.tokenizer, plan)
+        choices = start(state.client, state.ledger, model.tokenizer, plan)
         headers = {GENERATION_HEADER: str(state.ledger.generation)}
         if not body.stream:
             return await buffered(choices, shape, n, request.receive, headers)
@@ -181,6 +181,10 @@ def build_router(state: AppState) -> APIRouter:
             return json_response({"object": "list", "data": [card()]})
 
         return await answer(request, handler)
+
+    @router.get("/load")
+    async def load(request: Request) -> Response:
+        return json_response({"server_load": state.client.num_open})
 
     @router.get("/v1/models/{name:path}")
     async def show_model(request: Request, name: str) -> Response:

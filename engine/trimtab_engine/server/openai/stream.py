@@ -89,8 +89,9 @@ async def buffered(
 
 
 async def _collect(choices: Sequence[Choice]) -> None:
-    async for choice, delta in merged(choices):
-        choice.delivered(delta)
+    async with contextlib.aclosing(merged(choices)) as deltas:
+        async for choice, delta in deltas:
+            choice.delivered(delta)
 
 
 class EventStream(Response):
@@ -138,9 +139,10 @@ class EventStream(Response):
         await self._send(send, b"".join(self._frame(chunk) for chunk in opening))
         end = b""
         try:
-            async for choice, delta in merged(self._choices):
-                await self._send(send, self._frame(self._shape.chunk(choice, delta)))
-                choice.delivered(delta)
+            async with contextlib.aclosing(merged(self._choices)) as deltas:
+                async for choice, delta in deltas:
+                    await self._send(send, self._frame(self._shape.chunk(choice, delta)))
+                    choice.delivered(delta)
         except (EngineDead, GenerationFailed) as error:
             for choice in self._choices:
                 choice.close("error")
