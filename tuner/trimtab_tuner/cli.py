@@ -19,6 +19,7 @@ from .errors import TunerError
 COMMANDS = {
     "replay": "send a trace's requests to an OpenAI-compatible server and measure every token",
     "run": "tune a running service live, behind guardrails",
+    "report": "turn replay results and tuning runs into one page with plots and a JSON twin",
     "trace": "look at, convert and make request traces",
 }
 EPILOG = "Exit status: 0 done, 1 measured but not as it should be, 2 wrong input, 130 stopped by Ctrl-C."

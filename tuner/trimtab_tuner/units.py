@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 from .errors import InputError
 
@@ -31,3 +32,18 @@ def format_duration(seconds: float | None) -> str:
     if abs(seconds) < 1.0:
         return f"{seconds * 1e3:.3g} ms" if abs(seconds) < 0.0995 else f"{seconds * 1e3:.0f} ms"
     return f"{seconds:.2f} s" if seconds < 99.95 else f"{seconds:,.0f} s"
+
+
+def format_durations(seconds: Sequence[float | None], unit: str = "auto") -> str:
+    """Several durations with one unit at the end, `0.33 / 4.80 / – s`; unit: s, ms, or auto (s from one second on)."""
+    finite = [each for each in seconds if each is not None and math.isfinite(each)]
+    if not finite:
+        return " / ".join(format_duration(each) for each in seconds)
+    if unit == "auto":
+        unit = "s" if max(finite) >= 1.0 else "ms"
+    scale, digits = (1.0, 2) if unit == "s" else (1e3, 0 if min(finite) >= 0.01 else 1)
+    texts = (
+        f"{each * scale:,.{digits}f}" if each is not None and math.isfinite(each) else format_duration(each)
+        for each in seconds
+    )
+    return f"{' / '.join(texts)} {unit}"

@@ -1,0 +1,409 @@
+"""A report: results side by side, uniform beside bursty, before and after, trials; as one page and its JSON twin.
+
+`build` takes results with labels (and the document of a tuning run, if any) and finds the comparisons; `write` makes
+`NAME.html`, self-contained, and `NAME.json`. Called by `trimtab-tuner report` and the demo. What limits the conclusions
+comes first in the page. Computes nothing itself: `stats.py`, `compare.py` and `plots.py` do.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from . import plots
+from .compare import Comparison, Row, compare
+from .errors import InputError
+from .quantiles import LEVEL, Interval
+from .result import ReplayResult
+from .stats import Summary, summarise
+from .tables import rows as summary_rows
+from .units import format_duration
+
+SCHEMA = "trimtab.report/1"
+TUNING_SCHEMA = "trimtab.tuning/1"
+_LATE_SEND_S = 0.005
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a page shows. `tuning` is the document of a tuning run (schema trimtab.tuning/1) or None."""
+
+    title: str
+    results: Mapping[str, ReplayResult]
+    summaries: Mapping[str, Summary]
+    bursts: Comparison | None
+    tuned: Comparison | None
+    tuning: Mapping[str, Any] | None
+    caveats: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON twin: everything in the page but the pictures, with provenance."""
+        return {
+            "schema": SCHEMA,
+            "title": self.title,
+            "made": datetime.now(UTC).isoformat(timespec="seconds"),
+            "versions": {"trimtab": version("trimtab"), "python": platform.python_version()},
+            "caveats": list(self.caveats),
+            "results": {
+                label: {"meta": dict(result.meta), "summary": self.summaries[label].to_json()}
+                for label, result in self.results.items()
+            },
+            "comparisons": {
+                name: _comparison_json(found)
+                for name, found in (("uniform_to_bursty", self.bursts), ("before_to_after", self.tuned))
+                if found is not None
+            },
+            "tuning": self.tuning,
+        }
+
+
+def build(
+    results: Mapping[str, ReplayResult],
+    tuning: Mapping[str, Any] | None = None,
+    title: str = "Trimtab report",
+) -> Report:
+    """Find what can be compared. Labels that mean something: uniform, bursty, before, after.
+
+    Without such labels: the first result with even arrivals against the first other one of the same requests, and the first two
+    of the same requests at the same times under different live configs. Raises InputError when there is nothing to show.
+    """
+    if not results and tuning is None:
+        raise InputError("report", "nothing", "at least one replay result or tuning result")
+    summaries = {label: summarise(result) for label, result in results.items()}
+    bursts, tuned = _bursts(results), _tuned(results)
+    comparisons = {
+        name: None if pair is None else compare(pair, results[pair[0]], results[pair[1]])
+        for name, pair in (("bursts", bursts), ("tuned", tuned))
+    }
+    caveats = _caveats(results, summaries, list(comparisons.values()), tuning)
+    return Report(
+        title, results, summaries, comparisons["bursts"], comparisons["tuned"], tuning, tuple(caveats)
+    )
+
+
+def load_tuning(path: str | Path) -> dict[str, Any]:
+    """Read the document of a tuning run. Raises InputError."""
+    try:
+        document = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError(str(path), str(error), "a readable tuning result (JSON)") from None
+    return check_tuning(document, str(path))
+
+
+def check_tuning(document: object, path: str) -> dict[str, Any]:
+    """Whether this is a tuning result with the fields that a report draws."""
+    if not isinstance(document, dict) or document.get("schema") != TUNING_SCHEMA:
+        found = document.get("schema") if isinstance(document, dict) else type(document).__name__
+        raise InputError(f"{path}: schema", found, f"a tuning result with schema {TUNING_SCHEMA!r}")
+    trials = document.get("trials")
+    if not isinstance(trials, list):
+        raise InputError(f"{path}: trials", trials, "a list")
+    for number, trial in enumerate(trials):
+        config = trial.get("config") if isinstance(trial, dict) else None
+        if (
+            not isinstance(config, dict)
+            or not {"max_num_batched_tokens", "scheduling_policy"} <= config.keys()
+        ):
+            raise InputError(
+                f"{path}: trials[{number}].config", config, "max_num_batched_tokens and scheduling_policy"
+            )
+    return document
+
+
+def write(report: Report, out: str | Path) -> tuple[Path, Path]:
+    """Write the page to `out` (a .html name) and its twin beside it; returns both paths."""
+    page = Path(out)
+    if page.suffix != ".html":
+        raise InputError("--out", str(out), "a file name that ends in .html")
+    twin = page.with_suffix(".json")
+    page.parent.mkdir(parents=True, exist_ok=True)
+    twin.write_text(json.dumps(report.to_json(), indent=1, allow_nan=False) + "\n")
+    page.write_text(render(report))
+    return page, twin
+
+
+def render(report: Report) -> str:
+    """The page: one HTML document with inline pictures, no script, nothing fetched."""
+    environment = Environment(
+        loader=PackageLoader("trimtab_tuner"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    pictures = {name: Markup(plots.to_svg(figure)) for name, figure in figures(report).items()}
+    return environment.get_template("report.html.j2").render(
+        report=report,
+        pictures=pictures,
+        headlines=headlines(report),
+        rows=[
+            (name, [text(summary) for summary in report.summaries.values()]) for name, text in summary_rows()
+        ],
+        provenance=provenance(report),
+        trials=trial_rows(report.tuning),
+        level=f"{LEVEL:.0%}",
+        duration=format_duration,
+        value=_value,
+        change=_change,
+        made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    )
+
+
+def figures(report: Report) -> dict[str, Figure]:
+    """All pictures by name; absent where there is nothing to draw."""
+    found: dict[str, Figure] = {}
+    if report.results:
+        found["distributions"] = plots.distributions(report.results)
+        found["percentiles"] = plots.percentiles(report.summaries)
+        found["timeline"] = plots.timeline(report.results)
+    if report.bursts is not None:
+        pair = {label: report.results[label] for label in (report.bursts.before, report.bursts.after)}
+        found["arrivals"] = plots.arrivals(pair)
+        found["bursts"] = plots.distributions(pair)
+    if report.tuned is not None:
+        found["tuned"] = plots.distributions(
+            {label: report.results[label] for label in (report.tuned.before, report.tuned.after)}
+        )
+    trials = (report.tuning or {}).get("trials") or []
+    if trials:
+        slo = (report.tuning or {}).get("meta", {}).get("slo") or {}
+        target = slo.get("itl_s")
+        found["budget"] = plots.budget(trials, target if isinstance(target, int | float) else None)
+    return found
+
+
+def headlines(report: Report) -> list[str]:
+    """What a reader in a hurry should take away, in numbers."""
+    found: list[str] = []
+    for comparison, text in (
+        (report.bursts, "Bursts alone (the same requests at other times)"),
+        (report.tuned, "Before and after"),
+    ):
+        if comparison is None:
+            continue
+        parts = [
+            f"{row.name} {_value(row, row.before)} → {_value(row, row.after)}"
+            for row in comparison.rows
+            if row.name in ("TTFT p90", "ITL p50", "ITL p99", "goodput (both targets met)")
+            and row.before is not None
+            and row.after is not None
+        ]
+        if parts:
+            found.append(f"{text}: {', '.join(parts)}.")
+    verdict = (report.tuning or {}).get("verdict")
+    if isinstance(verdict, Mapping):
+        found.append(f"Tuning verdict: {verdict.get('outcome')}. {verdict.get('reason')}")
+    diagnosis = (report.tuning or {}).get("diagnosis")
+    if isinstance(diagnosis, Mapping):
+        found.append(f"Diagnosis before tuning: {diagnosis.get('state')}. {diagnosis.get('because')}")
+    return found
+
+
+def provenance(report: Report) -> list[tuple[str, list[tuple[str, str]]]]:
+    """For each result and the tuning run: where its numbers come from."""
+    found: list[tuple[str, list[tuple[str, str]]]] = []
+    keys = (
+        "url", "model", "server_version", "live_config", "trace", "trace_changes", "trace_hash", "lengths_hash", "mode", "seed",
+        "prompt_kind", "prompt_seed", "token_ids_from", "n", "span_s", "started", "elapsed_s", "burstiness_intended",
+        "burstiness_sent", "versions",
+    )  # fmt: skip
+    for label, result in report.results.items():
+        found.append(
+            (
+                label,
+                [(key, _text(result.meta[key])) for key in keys if result.meta.get(key) not in (None, [])],
+            )
+        )
+    if report.tuning is not None:
+        meta = report.tuning.get("meta") or {}
+        found.append(
+            ("tuning run", [(str(key), _text(value)) for key, value in meta.items() if value is not None])
+        )
+    return found
+
+
+def trial_rows(tuning: Mapping[str, Any] | None) -> list[list[str]]:
+    """The trials as table rows: number, role, budget, policy, n, over TTFT, over ITL, p99 gap, decision."""
+    found = []
+    for trial in (tuning or {}).get("trials") or []:
+        config, violations = trial["config"], trial.get("violations") or {}
+        p99 = trial.get("itl_p99_s")
+        over = [violations.get(name) for name in ("ttft", "itl")]
+        found.append(
+            [
+                f"{int(trial['number']) + 1}",
+                str(trial.get("role", "")),
+                f"{config['max_num_batched_tokens']:,}",
+                str(config["scheduling_policy"]),
+                f"{trial.get('n', 0):,}",
+                *("–" if each is None else f"{each:,}" for each in over),
+                format_duration(p99),
+                f"{trial.get('decision', '')} {trial.get('reason', '')}".strip(),
+            ]
+        )
+    return found
+
+
+def _bursts(results: Mapping[str, ReplayResult]) -> tuple[str, str] | None:
+    if {"uniform", "bursty"} <= results.keys():
+        return "uniform", "bursty"
+    for even, first in results.items():
+        if first.meta.get("mode") != "uniform":
+            continue
+        for other, second in results.items():
+            same_requests = second.meta.get("lengths_hash") == first.meta.get("lengths_hash")
+            if second.meta.get("mode") != "uniform" and same_requests and _config(first) == _config(second):
+                return even, other
+    return None
+
+
+def _tuned(results: Mapping[str, ReplayResult]) -> tuple[str, str] | None:
+    if {"before", "after"} <= results.keys():
+        return "before", "after"
+    if {"bursty", "after"} <= results.keys():
+        return "bursty", "after"
+    labels = list(results)
+    for position, before in enumerate(labels):
+        for after in labels[position + 1 :]:
+            first, second = results[before], results[after]
+            if first.meta.get("trace_hash") == second.meta.get("trace_hash") and _config(first) != _config(
+                second
+            ):
+                return before, after
+    return None
+
+
+def _config(result: ReplayResult) -> dict[str, Any]:
+    live = result.meta.get("live_config") or {}
+    return {key: value for key, value in live.items() if key not in ("generation", "source")}
+
+
+def _caveats(
+    results: Mapping[str, ReplayResult],
+    summaries: Mapping[str, Summary],
+    comparisons: list[Comparison | None],
+    tuning: Mapping[str, Any] | None,
+) -> list[str]:
+    found: list[str] = []
+    for label, result in results.items():
+        summary, meta = summaries[label], result.meta
+        if summary.ttft.note:
+            found.append(f"{label}: {summary.ttft.note} (n = {summary.ttft.n}).")
+        if summary.n_failed:
+            kinds = ", ".join(f"{count} {status}" for status, count in summary.failures.items())
+            found.append(
+                f"{label}: {summary.n_failed} of {summary.n_due} requests failed ({kinds}); they count as infinitely late."
+            )
+        if meta.get("interrupted"):
+            found.append(
+                f"{label}: stopped early; {summary.n_cancelled} requests were cut off and {meta.get('n', 0) - summary.n_due} never sent."
+            )
+        late = summary.send_error.p99
+        if late is not None and late > _LATE_SEND_S:
+            found.append(
+                f"{label}: the sender itself was late by {format_duration(late)} at p99; latencies include that."
+            )
+        if summary.length_mismatches:
+            found.append(
+                f"{label}: {summary.length_mismatches} answers or prompts were not as long as the trace asked."
+            )
+        if summary.cached_tokens and summary.prompt_tokens:
+            share = summary.cached_tokens / summary.prompt_tokens
+            found.append(f"{label}: {share:.0%} of prompt tokens came from the server's prefix cache.")
+        if str(meta.get("token_ids_from", "")).startswith("assumed"):
+            found.append(f"{label}: prompt token ids come from an {meta['token_ids_from']}.")
+        if meta.get("live_config") != meta.get("live_config_after"):
+            found.append(f"{label}: the live config changed during the replay.")
+    for comparison in comparisons:
+        if comparison is not None and not comparison.same_requests:
+            found.append(
+                f"{comparison.before} and {comparison.after} did not send the same requests: their difference is not only what it seems."
+            )
+    if any(urlsplit(str(result.meta.get("url"))).hostname in _LOOPBACK for result in results.values()):
+        found.append("Sender and server shared one machine, so they took time from each other.")
+    if results:
+        found.append(
+            "One replay each: intervals say how the requests scatter in time blocks, not how a repeat would differ."
+        )
+        found.append(
+            "Gaps of requests that ran in the same step are one observation, not many: read p99 of gaps with its interval."
+        )
+    if tuning is not None:
+        found.append(
+            "Trials rank candidates; only the verdict's own comparison was made on requests that played no part in choosing."
+        )
+    return found
+
+
+def _comparison_json(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "before": comparison.before,
+        "after": comparison.after,
+        "paired": comparison.paired,
+        "same_requests": comparison.same_requests,
+        "rows": [
+            {
+                "name": row.name,
+                "unit": row.unit,
+                "before": _number(row.before),
+                "after": _number(row.after),
+                "change": _number(row.change),
+                "change_is": "ratio" if row.unit == "s" else "difference",
+                "interval": _interval_json(row.interval),
+                "n_before": row.n_before,
+                "n_after": row.n_after,
+            }
+            for row in comparison.rows
+        ],
+    }
+
+
+def _interval_json(found: Interval | None) -> list[float | str | None] | None:
+    return None if found is None else [_number(found.low), _number(found.high)]
+
+
+def _number(value: float | None) -> float | str | None:
+    if value is None:
+        return None
+    return "inf" if math.isinf(value) else round(value, 6)
+
+
+def _value(row: Row, value: float | None) -> str:
+    if value is None:
+        return "too few"
+    return format_duration(value) if row.unit == "s" else f"{value:.0%}"
+
+
+def _change(row: Row) -> str:
+    if row.change is None:
+        return "–"
+    if math.isinf(row.change):
+        return "into failures"
+    if row.unit == "s":
+        around = "" if row.interval is None else f" [{row.interval.low:.2f}, {row.interval.high:.2f}]"
+        return f"× {row.change:.2f}{around}"
+    around = (
+        "" if row.interval is None else f" [{row.interval.low * 100:+.0f}, {row.interval.high * 100:+.0f}]"
+    )
+    return f"{row.change * 100:+.0f} points{around}"
+
+
+def _text(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_text(each)}" for key, each in value.items())
+    if isinstance(value, list):
+        return "; ".join(map(_text, value))
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
