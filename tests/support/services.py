@@ -30,7 +30,7 @@ def put(target: dict[str, Any], path: str, value: object) -> None:
     *way, last = path.split(".")
     for step in way:
         target = target.setdefault(step, {})
-    target[last] = value
+    target[last] = copy.deepcopy(value)  # a later path may reach into it
 
 
 def service(**changes: object) -> InferenceService:

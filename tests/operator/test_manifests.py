@@ -1,0 +1,218 @@
+"""The Kubernetes objects of a service: safe pods, live fields outside the template, a user's pod template on top."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from support.services import BUDGET_PARAMETER, resource, service
+from trimtab_operator import names, schema
+from trimtab_operator.api import InferenceService
+from trimtab_operator.api.status import Resolved
+from trimtab_operator.plan.live import recommend
+from trimtab_operator.plan.manifests import Context, deployment, live_config_map, manifests
+from trimtab_operator.plan.overlay import overlay_pod_template
+
+CONTEXT = Context(Resolved(image="engine:1"), admin_public_key="KEY")
+
+
+def pod(built: InferenceService, context: Context = CONTEXT) -> dict[str, Any]:
+    spec: dict[str, Any] = deployment(built, context)["spec"]["template"]["spec"]
+    return spec
+
+
+def engine(built: InferenceService) -> dict[str, Any]:
+    container: dict[str, Any] = next(c for c in pod(built)["containers"] if c["name"] == "engine")
+    return container
+
+
+def test_all_children_carry_our_labels_namespace_and_owner() -> None:
+    given = resource(replicas=2)
+    given["metadata"] = {"name": "chat", "namespace": "team", "uid": "u-1"}
+    built = manifests(schema.parse_service(given), CONTEXT)
+    assert [m["kind"] for m in built] == [
+        "ServiceAccount", "ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget", "Deployment",
+    ]  # fmt: skip
+    for child in built:
+        metadata = child["metadata"]
+        assert metadata["namespace"] == "team"
+        assert metadata["labels"][names.LABEL_SERVICE] == "chat"
+        assert metadata["ownerReferences"][0]["uid"] == "u-1"
+        assert metadata["ownerReferences"][0]["controller"] is True
+        assert len(metadata["name"]) <= names.MAX_SERVICE_NAME + 7
+
+
+def test_pods_meet_the_restricted_pod_security_level() -> None:
+    # https://kubernetes.io/docs/concepts/security/pod-security-standards/, level restricted
+    spec = pod(service(**{"security.apiKeySecretRef": {"name": "k"}, "model.uri": "pvc://claim/x"}))
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    allowed = {
+        "configMap",
+        "csi",
+        "downwardAPI",
+        "emptyDir",
+        "ephemeral",
+        "persistentVolumeClaim",
+        "projected",
+        "secret",
+    }
+    for volume in spec["volumes"]:
+        assert set(volume) - {"name"} <= allowed
+    for container in spec["containers"]:
+        context = container["securityContext"]
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert context["readOnlyRootFilesystem"] is True
+        assert not any("hostPort" in port for port in container["ports"])
+    assert spec["automountServiceAccountToken"] is False
+
+
+def test_whatever_the_engine_writes_to_is_a_volume() -> None:
+    writable = {m["mountPath"] for m in engine(service())["volumeMounts"] if not m.get("readOnly")}
+    assert writable == {"/tmp", "/var/lib/trimtab"}
+    assert {"name": "HOME", "value": "/var/lib/trimtab"} in engine(service())["env"]
+
+
+def test_mounts_and_volumes_fit_each_other() -> None:
+    spec = pod(service(**{"security.apiKeySecretRef": {"name": "k"}, "model.uri": "pvc://claim/x"}))
+    assert {m["name"] for c in spec["containers"] for m in c["volumeMounts"]} == {
+        v["name"] for v in spec["volumes"]
+    }
+
+
+def test_live_json_is_a_directory_mount_so_that_edits_arrive() -> None:
+    mount = next(m for m in engine(service())["volumeMounts"] if m["name"] == "live")
+    assert "subPath" not in mount
+    arguments = engine(service())["args"]
+    assert arguments[arguments.index("--live-config") + 1] == f"{mount['mountPath']}/live.json"
+
+
+def test_a_live_edit_changes_the_config_map_and_not_the_deployment() -> None:
+    before, after = service(), service(**{"engine.maxNumBatchedTokens": 256, "slo.itl": "50ms"})
+    assert deployment(before, CONTEXT) == deployment(after, CONTEXT)
+    assert live_config_map(before, CONTEXT) != live_config_map(after, CONTEXT)
+
+
+def test_a_recommendation_reaches_the_config_map_and_not_the_deployment() -> None:
+    built = service(tuning={"mode": "Apply", "parameters": [BUDGET_PARAMETER]})
+    found = recommend(built.spec, {"max_num_batched_tokens": 128})
+    context = Context(CONTEXT.resolved, generation=4, recommendation=found)
+    document = json.loads(live_config_map(built, context)["data"]["live.json"])
+    assert (document["generation"], document["source"]) == (4, "Recommendation")
+    assert document["config"]["max_num_batched_tokens"] == 128
+    assert pod(built, context) == pod(built, Context(CONTEXT.resolved))
+
+
+def test_a_leaving_pod_has_time_for_everything_it_does() -> None:
+    spec = pod(service(**{"rollout.drainTimeout": "90s"}))
+    container = spec["containers"][0]
+    pre_stop = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    leaving = int(container["args"][container["args"].index("--leaving-time") + 1])
+    assert spec["terminationGracePeriodSeconds"] >= pre_stop + leaving + 90 + 10
+
+
+def test_probes_ask_ready_and_progress_apart() -> None:
+    container = engine(service(startupTimeout="60s"))
+    assert container["readinessProbe"]["httpGet"]["path"] == "/ready"
+    assert container["livenessProbe"]["httpGet"]["path"] == "/health"
+    startup = container["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] == 60
+
+
+@pytest.mark.parametrize(
+    ("rollout", "surge", "want"),
+    [
+        ({}, None, {"maxSurge": 1, "maxUnavailable": 0}),
+        ({}, 0, {"maxSurge": 0, "maxUnavailable": 1}),
+        ({"strategy": "RollingUpdate", "maxSurge": 2}, 0, {"maxSurge": 2, "maxUnavailable": 0}),
+        ({"strategy": "Recreate"}, None, {"maxSurge": 0, "maxUnavailable": "100%"}),
+    ],
+)
+def test_strategy_is_always_of_type_rolling_update(
+    rollout: dict[str, Any], surge: int | None, want: Any
+) -> None:
+    strategy = deployment(service(rollout=rollout), Context(surge=surge))["spec"]["strategy"]
+    assert strategy == {"type": "RollingUpdate", "rollingUpdate": want}
+
+
+def test_no_disruption_budget_at_one_replica() -> None:
+    assert not any(m["kind"] == "PodDisruptionBudget" for m in manifests(service(), CONTEXT))
+    assert not any(
+        m["kind"] == "PodDisruptionBudget" for m in manifests(service(replicas=2, suspend=True), CONTEXT)
+    )
+
+
+def test_the_admin_port_is_open_to_the_operator_alone_and_in_no_service() -> None:
+    built = {m["kind"]: m for m in manifests(service(), CONTEXT)}
+    admin = [
+        rule for rule in built["NetworkPolicy"]["spec"]["ingress"] if rule["ports"][0]["port"] == "admin"
+    ]
+    assert admin[0]["from"][0]["podSelector"]["matchLabels"][names.LABEL_COMPONENT] == "operator"
+    assert [p["name"] for p in built["Service"]["spec"]["ports"]] == ["http"]
+
+
+def test_users_pod_template_is_laid_over_ours() -> None:
+    built = service(
+        podTemplate={
+            "metadata": {"labels": {"team": "a", names.LABEL_SERVICE: "stolen"}, "annotations": {"x": "y"}},
+            "spec": {
+                "nodeSelector": {"gpu": "yes"},
+                "securityContext": {"runAsUser": 1000},
+                "volumes": [
+                    {"name": "tmp", "emptyDir": {"medium": "Memory"}},
+                    {"name": "extra", "emptyDir": {}},
+                ],
+                "containers": [
+                    {
+                        "name": "engine",
+                        "resources": {"limits": {"nvidia.com/gpu": "1"}},
+                        "env": [{"name": "A", "value": "1"}, {"name": "HOME", "value": "/home/x"}],
+                        "volumeMounts": [{"name": "extra", "mountPath": "/extra"}],
+                    },
+                    {"name": "sidecar", "image": "s:1"},
+                ],
+            },
+        }
+    )
+    template = deployment(built, CONTEXT)["spec"]["template"]
+    assert template["metadata"]["labels"]["team"] == "a"
+    assert template["metadata"]["labels"][names.LABEL_SERVICE] == "chat", "the selector depends on it"
+    assert template["metadata"]["annotations"]["x"] == "y"
+    spec = template["spec"]
+    assert spec["nodeSelector"] == {"gpu": "yes"}
+    assert spec["securityContext"]["runAsUser"] == 1000
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert {"name": "tmp", "emptyDir": {"medium": "Memory"}} in spec["volumes"]
+    assert [c["name"] for c in spec["containers"]] == ["engine", "sidecar"]
+    container = spec["containers"][0]
+    assert container["resources"] == {"limits": {"nvidia.com/gpu": "1"}}
+    assert container["args"][0] == "serve"
+    env = {e["name"]: e for e in container["env"]}
+    assert env["A"] == {"name": "A", "value": "1"}
+    assert env["HOME"] == {"name": "HOME", "value": "/home/x"}
+    assert {m["mountPath"] for m in container["volumeMounts"]} >= {"/extra", "/tmp"}
+
+
+def test_overlay_changes_neither_side() -> None:
+    ours: dict[str, Any] = {
+        "spec": {"containers": [{"name": "engine", "env": [{"name": "A", "value": "1"}]}]}
+    }
+    theirs: dict[str, Any] = {
+        "spec": {"containers": [{"name": "engine", "env": [{"name": "B", "value": "2"}]}]}
+    }
+    merged = overlay_pod_template(ours, theirs)
+    merged["spec"]["containers"][0]["env"][0]["value"] = "changed"
+    merged["spec"]["containers"][0]["env"][1]["value"] = "changed"
+    assert ours["spec"]["containers"][0]["env"] == [{"name": "A", "value": "1"}]
+    assert theirs["spec"]["containers"][0]["env"] == [{"name": "B", "value": "2"}]
+
+
+def test_one_of_entries_replace_ours_as_a_whole() -> None:
+    ours = {"env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}]}
+    assert overlay_pod_template(ours, {"env": [{"name": "A", "value": "1"}]}) == {
+        "env": [{"name": "A", "value": "1"}]
+    }
