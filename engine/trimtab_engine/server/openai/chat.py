@@ -8,6 +8,7 @@ from typing import Any
 
 from trimtab_engine.errors import RequestError
 from trimtab_engine.server.openai import logprobs as shapes
+from trimtab_engine.server.openai.errors import short
 from trimtab_engine.server.openai.generation import Choice, Delta, Prompt
 from trimtab_engine.server.openai.params import Limits, fit
 from trimtab_engine.server.openai.protocol import ChatBody, TokenizeBody
@@ -51,14 +52,17 @@ def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
     name = f"messages[{index}]"
     role = message.get("role")
     if not isinstance(role, str) or not role:
-        raise RequestError(f"{name}.role: {role!r} is not allowed; a role such as 'user'", param="messages")
+        raise RequestError(
+            f"{name}.role: {short(role)} is not allowed; a role such as 'user'", param="messages"
+        )
     made = {key: value for key, value in message.items() if value not in (None, [])}
     content = message.get("content")
     if isinstance(content, list):
         made["content"] = "\n".join(_part(f"{name}.content[{i}]", part) for i, part in enumerate(content))
     elif content is not None and not isinstance(content, str):
         raise RequestError(
-            f"{name}.content: {content!r} is not allowed; a string or a list of text parts", param="messages"
+            f"{name}.content: {short(content)} is not allowed; a string or a list of text parts",
+            param="messages",
         )
     return made
 
@@ -70,12 +74,13 @@ def _part(name: str, part: object) -> str:
         kind = part.get("type")
         if kind not in ("text", "refusal"):
             raise RequestError(
-                f"{name}.type: {kind!r} is not supported by this server; only text parts", param="messages"
+                f"{name}.type: {short(kind)} is not supported by this server; only text parts",
+                param="messages",
             )
         if isinstance(value := part.get(kind), str):
             return value
     raise RequestError(
-        f'{name}: {part!r} is not allowed; an object {{"type": "text", "text": …}}', param="messages"
+        f'{name}: {short(part)} is not allowed; an object {{"type": "text", "text": …}}', param="messages"
     )
 
 

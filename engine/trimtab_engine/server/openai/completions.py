@@ -7,9 +7,10 @@ from typing import Any
 
 from trimtab_engine.errors import RequestError
 from trimtab_engine.server.openai import logprobs as shapes
+from trimtab_engine.server.openai.errors import short
 from trimtab_engine.server.openai.generation import Choice, Delta, Prompt
 from trimtab_engine.server.openai.logprobs import CompletionLogprobs
-from trimtab_engine.server.openai.params import Limits, check_token_ids, fit
+from trimtab_engine.server.openai.params import MAX_SEQUENCES, Limits, check_token_ids, fit, num_choices
 from trimtab_engine.server.openai.protocol import CompletionBody
 from trimtab_engine.server.text.tokenizer import Tokenizer
 
@@ -20,6 +21,12 @@ async def prompts(body: CompletionBody, tokenizer: Tokenizer, limits: Limits) ->
     if given is None:
         raise RequestError("prompt: missing; it is required", param="prompt")
     texts, ids = _listed(given)
+    count = max(len(texts), len(ids)) * num_choices(body)
+    if count > MAX_SEQUENCES:
+        raise RequestError(
+            f"prompt: {count} sequences (prompts × n) are not allowed; at most {MAX_SEQUENCES}",
+            param="prompt",
+        )
     encoded = [
         await tokenizer.encode_in_thread(text, add_special_tokens=body.add_special_tokens is not False)
         for text in texts
@@ -40,7 +47,7 @@ async def prompts(body: CompletionBody, tokenizer: Tokenizer, limits: Limits) ->
 def _listed(given: str | list[str] | list[int] | list[list[int]]) -> tuple[list[str], list[list[int]]]:
     """The four forms of `prompt` as a list of texts or a list of id lists; the other one is empty."""
     empty = RequestError(
-        f"prompt: {given!r} is not allowed; each prompt needs at least one token", param="prompt"
+        f"prompt: {short(given)} is not allowed; each prompt needs at least one token", param="prompt"
     )
     if isinstance(given, str):
         if not given:

@@ -48,6 +48,12 @@ class GenerationFailed(TrimtabError):
     """The engine gave up on one request (not a number in its logits, out of memory alone); others go on."""
 
 
+def short(value: object) -> str:
+    """A value for an error message: who sent a megabyte need not get it back."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "…"
+
+
 def status_of(error: TrimtabError) -> int:
     """HTTP status of an error that may reach a client."""
     match error:

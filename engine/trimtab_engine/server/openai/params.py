@@ -6,15 +6,17 @@ of vLLM's documentation, where OpenAI's are narrower or absent.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trimtab_engine.core.request import SamplingParams
 from trimtab_engine.errors import RequestError, RequestTooLarge
-from trimtab_engine.server.openai.errors import HttpError
+from trimtab_engine.server.openai.errors import HttpError, short
 from trimtab_engine.server.openai.protocol import ChatBody, CompletionBody, GenerationBody
 
 MAX_CHOICES = 128
+MAX_SEQUENCES = 1024  # prompts × n of one request
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 1024  # characters; bounds what a stream can be held back by
 MAX_LOGPROBS = 20
@@ -32,11 +34,11 @@ class Limits:
 
 def refuse(name: str, value: object, allowed: str) -> RequestError:
     """The error of a wrong parameter, to be raised."""
-    return RequestError(f"{name}: {value!r} is not allowed; {allowed}", param=name)
+    return RequestError(f"{name}: {short(value)} is not allowed; {allowed}", param=name)
 
 
 def _number(name: str, value: float, low: float, high: float, *, above: bool = False) -> float:
-    if not (low < value if above else low <= value) or not value <= high:
+    if not math.isfinite(value) or not (low < value if above else low <= value) or not value <= high:
         lower = f"more than {low:g}" if above else f"at least {low:g}"
         upper = "" if high == float("inf") else f" and at most {high:g}"
         raise refuse(name, value, f"a number of {lower}{upper}")
@@ -86,7 +88,7 @@ def stop_strings(body: GenerationBody) -> tuple[str, ...]:
         if not 1 <= len(stop) <= MAX_STOP_LENGTH:
             raise refuse(
                 "stop",
-                stop if len(stop) < 80 else f"{len(stop)} characters",
+                stop,
                 f"1 to {MAX_STOP_LENGTH} characters each",
             )
     return tuple(dict.fromkeys(stops))

@@ -13,6 +13,7 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trimtab_engine.errors import RequestError
+from trimtab_engine.server.openai.errors import short
 
 
 class StreamOptions(BaseModel):
@@ -145,7 +146,7 @@ def parse(raw: bytes, model: type[BodyT]) -> BodyT:
     for name, asks in _UNSUPPORTED.items():
         if name in data and asks(data[name]):
             raise RequestError(
-                f"{name}: {_short(data[name])} is not supported by this server; leave it out",
+                f"{name}: {short(data[name])} is not supported by this server; leave it out",
                 param=name,
                 code="unsupported_parameter",
             )
@@ -159,13 +160,8 @@ def parse(raw: bytes, model: type[BodyT]) -> BodyT:
         if first["type"] == "missing":
             raise RequestError(f"{name}: missing; it is required", param=name) from error
         raise RequestError(
-            f"{name}: {_short(first['input'])} is not allowed; {first['msg']}", param=path[0]
+            f"{name}: {short(first['input'])} is not allowed; {first['msg']}", param=path[0]
         ) from error
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "…"
 
 
 def _json_type(value: object) -> str:
