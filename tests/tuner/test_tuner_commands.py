@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,36 @@ def test_failed_requests_show_in_table_and_exit_status(
     with ScriptedServer(full) as server:
         assert main(["replay", "--url", server.url, "--trace", str(records(tmp_path / "t.jsonl", 2))]) == 1
     assert "0 of 2 ok, 2 rejected" in capsys.readouterr().out
+
+
+def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
+    first = threading.Event()
+
+    async def answer(answer: Answer) -> None:
+        await answer.whole()
+        first.set()
+
+    trace = tmp_path / "t.jsonl"
+    lines = [{"arrival_s": at, "prompt_tokens": 5, "output_tokens": 2} for at in (0.0, 600.0)]
+    trace.write_text("\n".join(map(json.dumps, lines)))
+    out = tmp_path / "r.json"
+    with ScriptedServer(answer) as server:
+        command = ["replay", "--url", server.url, "--trace", str(trace), "--out", str(out)]
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "trimtab_tuner.cli", *command], stderr=subprocess.PIPE
+        )
+        try:
+            assert first.wait(60)
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+            process.wait()
+    assert process.returncode == 130
+    assert b"Traceback" not in errors
+    result = ReplayResult.load(out)
+    assert result.meta["interrupted"] is True
+    assert [request.index for request in result.requests] == [0]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ Takes results and the trials of a study; computes nothing but what it draws. Col
 from __future__ import annotations
 
 import io
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
@@ -73,15 +74,15 @@ def to_png(figure: Figure, dpi: int = 110) -> bytes:
 
 
 @_styled
-def distributions(results: Mapping[str, ReplayResult]) -> Figure:
+def distributions(results: Mapping[str, ReplayResult], colours: Mapping[str, str]) -> Figure:
     """CDFs of TTFT and of gaps, with the tail stretched: equal heights for each factor of ten. A curve that ends below the top
     stands for failures; dashed: the target."""
     figure, (left, right) = _panels(2, height=3.4)
     kinds = ((left, "Time to first token", "requests"), (right, "Gaps between tokens", "gaps"))
     for axes, title, unit in kinds:
-        for colour, (label, result) in zip(COLOURS, results.items(), strict=False):
+        for label, result in results.items():
             samples = _ttft(result) if unit == "requests" else _gaps(result)
-            _cdf(axes, samples, colour, f"{label} ({len(samples):,} {unit})")
+            _cdf(axes, samples, colours[label], f"{label} ({len(samples):,} {unit})")
         slo = next(iter(results.values())).slo
         _target(axes, slo.ttft_s if unit == "requests" else slo.itl_s, vertical=True)
         axes.set_title(title)
@@ -99,7 +100,7 @@ def distributions(results: Mapping[str, ReplayResult]) -> Figure:
 
 
 @_styled
-def percentiles(summaries: Mapping[str, Summary]) -> Figure:
+def percentiles(summaries: Mapping[str, Summary], colours: Mapping[str, str]) -> Figure:
     """p50, p90 and p99 of TTFT and gaps with their intervals; what has too few samples is said, not drawn."""
     figure, (left, right) = _panels(2, height=3.0)
     names = ("p50", "p90", "p99")
@@ -108,7 +109,7 @@ def percentiles(summaries: Mapping[str, Summary]) -> Figure:
         shown = [v for s in summaries.values() if (v := _finite(getattr(s, of).p50))]
         floor = min(shown, default=1e-3) / 3
         top = floor
-        for position, (colour, (label, summary)) in enumerate(zip(COLOURS, summaries.items(), strict=False)):
+        for position, (label, summary) in enumerate(summaries.items()):
             found = getattr(summary, of)
             for column, name in enumerate(names):
                 x = column + (position - (len(summaries) - 1) / 2) * width
@@ -124,7 +125,7 @@ def percentiles(summaries: Mapping[str, Summary]) -> Figure:
                     value - floor,
                     width * 0.92,
                     bottom=floor,
-                    color=colour,
+                    color=colours[label],
                     label=label if column == 0 else None,
                 )
                 top = max(top, value)
@@ -146,15 +147,20 @@ def percentiles(summaries: Mapping[str, Summary]) -> Figure:
 
 
 @_styled
-def arrivals(results: Mapping[str, ReplayResult]) -> Figure:
+def arrivals(results: Mapping[str, ReplayResult], colours: Mapping[str, str]) -> Figure:
     """Requests sent over time: the same requests, evenly spaced and in bursts."""
     figure, (axes,) = _panels(1, height=2.2)
-    for colour, (label, result) in zip(COLOURS, results.items(), strict=False):
+    for label, result in results.items():
         at = sorted(r.sent_s for r in result.requests if r.sent_s is not None)
         cv = (result.meta.get("burstiness_sent") or {}).get("cv")
         known = "" if cv is None else f", CV of gaps {cv:.1f}"
         axes.step(
-            at, np.arange(1, len(at) + 1), where="post", color=colour, linewidth=1.5, label=f"{label}{known}"
+            at,
+            np.arange(1, len(at) + 1),
+            where="post",
+            color=colours[label],
+            linewidth=1.5,
+            label=f"{label}{known}",
         )
     axes.set_title("Requests sent")
     axes.set_xlabel("seconds since the start")
@@ -206,7 +212,7 @@ def budget(trials: Sequence[Mapping[str, Any]], itl_target_s: float | None) -> F
     """
     figure, (left, right) = _panels(2, height=3.2)
     policies = sorted({_policy(trial) for trial in trials})
-    colour_of = dict(zip(policies, COLOURS, strict=False))
+    colour_of = dict(zip(policies, itertools.cycle(COLOURS), strict=False))
     for policy, colour in colour_of.items():
         mine = [trial for trial in trials if _policy(trial) == policy]
         _points(left, [(trial, trial.get("itl_p99_s")) for trial in mine], label=policy, color=colour)

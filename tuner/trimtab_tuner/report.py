@@ -7,6 +7,7 @@ comes first in the page. Computes nothing itself: `stats.py`, `compare.py` and `
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import platform
@@ -165,17 +166,20 @@ def render(report: Report) -> str:
 def figures(report: Report) -> dict[str, Figure]:
     """All pictures by name; absent where there is nothing to draw."""
     found: dict[str, Figure] = {}
+    colours = dict(
+        zip(report.results, itertools.cycle(plots.COLOURS), strict=False)
+    )  # the same in all pictures
     if report.results:
-        found["distributions"] = plots.distributions(report.results)
-        found["percentiles"] = plots.percentiles(report.summaries)
+        found["distributions"] = plots.distributions(report.results, colours)
+        found["percentiles"] = plots.percentiles(report.summaries, colours)
         found["timeline"] = plots.timeline(report.results)
     if report.bursts is not None:
         pair = {label: report.results[label] for label in (report.bursts.before, report.bursts.after)}
-        found["arrivals"] = plots.arrivals(pair)
-        found["bursts"] = plots.distributions(pair)
+        found["arrivals"] = plots.arrivals(pair, colours)
+        found["bursts"] = plots.distributions(pair, colours)
     if report.tuned is not None:
         found["tuned"] = plots.distributions(
-            {label: report.results[label] for label in (report.tuned.before, report.tuned.after)}
+            {label: report.results[label] for label in (report.tuned.before, report.tuned.after)}, colours
         )
     trials = (report.tuning or {}).get("trials") or []
     if trials:
@@ -298,35 +302,49 @@ def _caveats(
     tuning: Mapping[str, Any] | None,
 ) -> list[str]:
     found: list[str] = []
+    said: dict[str, list[str]] = {}  # the same words for several results are said once
+
+    def note(label: str, text: str) -> None:
+        said.setdefault(text, []).append(label)
+
     for label, result in results.items():
         summary, meta = summaries[label], result.meta
         if summary.ttft.note:
-            found.append(f"{label}: {summary.ttft.note} (n = {summary.ttft.n}).")
+            note(label, f"{summary.ttft.note} (n = {summary.ttft.n}).")
         if summary.n_failed:
             kinds = ", ".join(f"{count} {status}" for status, count in summary.failures.items())
-            found.append(
-                f"{label}: {summary.n_failed} of {summary.n_due} requests failed ({kinds}); they count as infinitely late."
+            note(
+                label,
+                f"{summary.n_failed} of {summary.n_due} requests failed ({kinds}); they count as infinitely late.",
             )
         if meta.get("interrupted"):
-            found.append(
-                f"{label}: stopped early; {summary.n_cancelled} requests were cut off and {meta.get('n', 0) - summary.n_due} never sent."
+            note(
+                label,
+                f"stopped early; {summary.n_cancelled} requests were cut off and {meta.get('n', 0) - summary.n_due} never sent.",
             )
         late = summary.send_error.p99
         if late is not None and late > _LATE_SEND_S:
-            found.append(
-                f"{label}: the sender itself was late by {format_duration(late)} at p99; latencies include that."
+            note(
+                label,
+                f"the sender itself was late by {format_duration(late)} at p99; latencies include that.",
             )
         if summary.length_mismatches:
-            found.append(
-                f"{label}: {summary.length_mismatches} answers or prompts were not as long as the trace asked."
+            note(
+                label, f"{summary.length_mismatches} answers or prompts were not as long as the trace asked."
+            )
+        if summary.deliveries < 0.9 * summary.output_tokens:
+            note(
+                label,
+                f"{summary.output_tokens:,} tokens came in {summary.deliveries:,} chunks; gaps are between chunks.",
             )
         if summary.cached_tokens and summary.prompt_tokens:
             share = summary.cached_tokens / summary.prompt_tokens
-            found.append(f"{label}: {share:.0%} of prompt tokens came from the server's prefix cache.")
+            note(label, f"{share:.0%} of prompt tokens came from the server's prefix cache.")
         if str(meta.get("token_ids_from", "")).startswith("assumed"):
-            found.append(f"{label}: prompt token ids come from an {meta['token_ids_from']}.")
+            note(label, f"prompt token ids come from an {meta['token_ids_from']}.")
         if meta.get("live_config") != meta.get("live_config_after"):
-            found.append(f"{label}: the live config changed during the replay.")
+            note(label, "the live config changed during the replay.")
+    found += [f"{', '.join(labels)}: {text}" for text, labels in said.items()]
     for comparison in comparisons:
         if comparison is not None and not comparison.same_requests:
             found.append(
@@ -342,9 +360,7 @@ def _caveats(
             "Gaps of requests that ran in the same step are one observation, not many: read p99 of gaps with its interval."
         )
     if tuning is not None:
-        found.append(
-            "Trials rank candidates; only the verdict's own comparison was made on requests that played no part in choosing."
-        )
+        found.append("Trials only rank candidates; the verdict rests on the comparison that it names.")
     return found
 
 

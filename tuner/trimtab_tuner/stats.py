@@ -98,6 +98,7 @@ class Summary:
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
+    deliveries: int  # chunks with at least one new token
     length_mismatches: int
     send_error: Distribution
     burstiness_sent: dict[str, float | None] | None
@@ -288,6 +289,7 @@ def _summary(requests: Sequence[RequestResult], slo: Slo, block_s: float, seed: 
         prompt_tokens=sum(request.prompt_tokens or 0 for request in requests),
         cached_tokens=sum(request.cached_tokens or 0 for request in requests),
         output_tokens=tokens,
+        deliveries=sum(len(request.token_times_s) for request in requests),
         length_mismatches=sum(
             (r.prompt_tokens not in (None, r.asked_prompt_tokens)) or r.output_tokens != r.asked_output_tokens
             for r in finished
