@@ -192,6 +192,19 @@ class Engine:
         self.scheduler.check_integrity()
         return step
 
+    def until(self, holds: Callable[[], object], limit: int = 200) -> None:
+        """Step, at least once, until the condition holds; more than `limit` steps count as a hang."""
+        for _ in range(limit):
+            self.step()
+            if holds():
+                return
+        raise AssertionError(f"not reached in {limit} steps: {self.scheduler.stats}")
+
+    def until_preempted(self) -> Step:
+        """Step until a step preempted somebody; returns it."""
+        self.until(lambda: self.steps[-1].preempted)
+        return self.steps[-1]
+
     def finish(self, limit: int = 2000) -> None:
         """Run until nothing is left; more than `limit` steps count as a hang."""
         for _ in range(limit):

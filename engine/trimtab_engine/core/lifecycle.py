@@ -112,6 +112,12 @@ class Lifecycle:
         request.state = RequestState.PREEMPTED
         self._enqueue(request)
 
+    def trim(self, request: Request) -> None:
+        """Give back the blocks of a running request that lie beyond what is computed or in flight."""
+        reach = num_blocks_for(request.num_computed + request.num_in_flight, self.block_size)
+        self.pool.release(request.block_ids[reach:])
+        request.block_ids = request.block_ids[:reach]
+
     def end(self, request: Request, reason: FinishReason) -> None:
         """Finish a request wherever it stands."""
         if request.state is RequestState.RUNNING:

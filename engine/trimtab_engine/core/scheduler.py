@@ -423,10 +423,13 @@ class Scheduler:
             return
         stale = self._state.in_flight.pop_newest(step)
         for row, request in enumerate(step.requests):
-            if row not in stale:
-                request.num_in_flight -= step.chunk[row]
-                if request in step.admitted:
-                    self._state.take_back(request)
+            if row in stale:
+                continue
+            request.num_in_flight -= step.chunk[row]
+            if request in step.admitted:
+                self._state.take_back(request)
+            else:
+                self._state.trim(request)
 
     def drain_events(self) -> list[TokenEvent]:
         """Requests that ended outside a step's result since the last call (out of memory alone); each has an error."""
