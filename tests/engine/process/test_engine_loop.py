@@ -55,6 +55,19 @@ class Executor(HistoryRunner):
         return super().run(step)
 
 
+class Gate:
+    """Holds the loop before one step, so that a test can speak to it in the middle of work whatever the machine does."""
+
+    def __init__(self, step_id: int) -> None:
+        self._step_id = step_id
+        self._open = threading.Event()
+        self.open = self._open.set
+
+    def __call__(self, step: Step) -> None:
+        if step.step_id == self._step_id:
+            assert self._open.wait(30.0), "nobody opened the gate"
+
+
 class Peer:
     """The HTTP process's end of the socket, in the test's thread."""
 
@@ -252,12 +265,14 @@ def test_a_lost_device_ends_the_engine_at_once(start: Started) -> None:
 
 
 def test_aborts_are_idempotent_wherever_they_meet_the_request(start: Started) -> None:
-    peer = start()
+    gate = Gate(step_id=3)
+    peer = start(Executor(before=gate))
     endless = replace(SAMPLING, max_tokens=200)
     peer.send(Abort(["unknown"]), add("a", sampling=endless), add("b", sampling=endless), Abort(["b", "b"]))
     assert [t.finish_reason for t in peer.tokens("b")] == ["abort"]  # never scheduled
     peer.until(lambda m: any(t.id == "a" for t in tokens_of(m)))
     peer.send(Abort(["a"]), Abort(["a"]))
+    gate.open()
     assert [t.finish_reason for t in peer.tokens("a") if t.finish_reason] == ["abort"]
     peer.send(add("c"))
     assert peer.tokens("c")[-1].finish_reason == "length"
@@ -296,10 +311,12 @@ def test_a_lease_ends_in_the_engine_itself_between_steps_and_at_rest(start: Star
 
 
 def test_a_candidate_governs_steps_only_while_it_is_in_force(start: Started) -> None:
-    peer = start()
+    gate = Gate(step_id=5)
+    peer = start(Executor(before=gate))
     peer.send(add("a", 70, replace(SAMPLING, max_tokens=120)), reconfigure(1, 2, 16, lease_s=60.0))
     peer.until(lambda m: isinstance(m, StepOutput) and m.stats.generation == 2)
     peer.send(EndLease(2))
+    gate.open()
     peer.until(lambda m: isinstance(m, Applied) and m.sequence == 2)
     before = len(peer.seen)
     peer.tokens("a")
