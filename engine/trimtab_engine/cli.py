@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
@@ -412,6 +413,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TrimtabError as error:
         print(f"trimtab-engine: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:  # before the server has its own handlers; nothing runs yet
+        return 128 + signal.SIGINT
 
 
 if __name__ == "__main__":

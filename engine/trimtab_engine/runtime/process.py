@@ -34,9 +34,9 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 def main(fd: int) -> int:
     """Serve the peer on socket `fd` until it ends us; the exit code."""
     _die_with_parent()
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # a terminal's Ctrl-C: the HTTP process drains and then stops us
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # A terminal or a supervisor may signal every process; the HTTP process drains and then stops us.
+        signal.signal(number, signal.SIG_IGN)
     channel = EngineChannel(socket.socket(fileno=fd))
     try:
         init, backlog = _first_message(channel)

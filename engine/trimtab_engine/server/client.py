@@ -299,6 +299,12 @@ class EngineClient:
         self.send(message)
         return await answer
 
+    def _owed(self) -> bool:
+        """Whether the engine has something to do: requests (its own count knows aborted ones too) or a question."""
+        stats = self.last_stats
+        busy = stats is not None and stats.num_running + stats.num_waiting > 0
+        return busy or bool(self._streams or self._answers)
+
     def _note_idle(self) -> None:
         if not self._streams:
             self._idle.set()
@@ -334,9 +340,7 @@ class EngineClient:
                 self.fatal = message
             case Stopped():
                 self._stopping = True
-        stats_now = self.last_stats
-        engine_has_work = stats_now is not None and stats_now.num_running + stats_now.num_waiting > 0
-        self.progress.heard(now, bool(self._streams or self._answers) or engine_has_work)
+        self.progress.heard(now, self.lifecycle.loaded and self._owed())
 
     def _step(self, tokens: list[Token], stats: StepStats) -> None:
         self.last_stats = stats

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -132,16 +133,18 @@ class _Server:
         self._incumbent = incumbent
         self._boot_error = boot_error
         self._auth = auth
+        self._stop = asyncio.Event()  # the first signal
+        self._forced: int | None = None  # the second signal
+        self._forced_event = asyncio.Event()
+        self._url = ""
+        self.state = build_state(config, options, incumbent, boot_error)
 
     async def serve(self, serving: socket.socket, admin: socket.socket) -> int:
         """Run to the end; the exit code."""
-        self._stop = asyncio.Event()
-        self._forced: int | None = None
-        self._forced_event = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
-        state = self.state = build_state(self._config, self._options, self._incumbent, self._boot_error)
+        state = self.state
         servers = [
             _uvicorn(AccessMiddleware(create_app(state), state)),
             _uvicorn(create_admin_app(state, self._auth)),
@@ -216,10 +219,14 @@ class _Server:
         state.model_files = await asyncio.to_thread(resolve, self._config.model, cache_dir)
         state.text = await asyncio.to_thread(ModelText.load, state.model_files)
         state.metrics.on_ready(info.num_blocks, info.block_size)
+        # Code and vocabulary live as long as the process: the collector need not walk them between two tokens.
+        gc.collect()
+        gc.freeze()
         if state.lifecycle.advance(Phase.READY):
             logger.info(
                 "ready",
                 extra={
+                    "url": self._url,
                     "model": info.model_name,
                     "device": info.device,
                     "max_model_len": info.max_model_len,
@@ -286,10 +293,11 @@ class _Server:
 
     def _announce(self, serving: socket.socket, admin: socket.socket) -> None:
         port, admin_port = serving.getsockname()[1], admin.getsockname()[1]
+        self._url = f"http://{_in_url(self._options.host)}:{port}/v1"
         logger.info(
             "listening",
             extra={
-                "url": f"http://{_in_url(self._options.host)}:{port}/v1",
+                "url": self._url,
                 "admin_url": f"http://{_in_url(self._options.admin_host)}:{admin_port}",
             },
         )

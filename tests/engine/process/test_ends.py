@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -45,6 +46,7 @@ def test_a_drain_finishes_what_runs_and_refuses_what_comes(tiny_model: Path, tmp
         assert served.headers["connection"] == "close"
 
         os.kill(server.pid, signal.SIGTERM)
+        os.kill(engine, signal.SIGTERM)  # as a supervisor does that signals the whole group
         wait_until(lambda: httpx.get(f"{server.url}/ready").json()["phase"] == "refusing")
         refused = StreamedCompletion(server.url, max_tokens=1).result()
         assert refused.status == 503
@@ -74,7 +76,7 @@ def test_a_drain_finishes_what_runs_and_refuses_what_comes(tiny_model: Path, tmp
 
 
 def test_the_drain_limit_ends_what_is_left_with_an_error(tiny_model: Path) -> None:
-    with start_engine(tiny_model, "--drain-timeout", "0.2") as server:
+    with start_engine(tiny_model, "--drain-timeout", "0.2", "--log-format", "json") as server:
         stream = StreamedCompletion(server.url, max_tokens=1900)
         stream.wait_flowing()
         os.kill(server.pid, signal.SIGTERM)
@@ -83,6 +85,14 @@ def test_the_drain_limit_ends_what_is_left_with_an_error(tiny_model: Path) -> No
         assert "drain limit of 0.2 s" in stream.error["message"]
         assert stream.done
         assert server.process.wait(30.0) == 0
+        lines = [json.loads(line) for line in server.log.splitlines()]
+    assert [line["message"] for line in lines] == [
+        *("listening", "ready", "draining", "drain limit passed", "request")
+    ]
+    request = lines[-1]
+    assert (request["path"], request["status"]) == ("/v1/completions", 200)
+    assert stream.headers is not None
+    assert request["request_id"] == stream.headers["x-request-id"]
 
 
 def test_a_second_signal_stops_at_once(tiny_model: Path) -> None:
