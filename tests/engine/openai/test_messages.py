@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from tokenizers import processors
 
 from support.tiny_models import tiny_tokenizer
 from trimtab_engine.errors import RequestError
@@ -64,3 +65,16 @@ def test_a_part_that_is_no_text_is_named(part: Any, name: str) -> None:
 def test_a_model_without_a_template_says_what_to_use_instead() -> None:
     with pytest.raises(RequestError, match="/v1/completions"):
         rendered({"role": "user", "content": "a"}, template=None)
+
+
+def test_a_chat_has_the_beginning_token_once_and_a_plain_prompt_has_it_too() -> None:
+    raw = tiny_tokenizer()
+    bos = raw.token_to_id("<|im_start|>")
+    assert bos is not None
+    raw.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", bos)]
+    )
+    text = ModelText(Tokenizer(raw), ChatTemplate("{{ bos_token }}x", {"bos_token": "<|im_start|>"}))
+    body = ChatBody(messages=[{"role": "user", "content": "hi"}])
+    assert asyncio.run(encode_chat(body, body.messages, text)) == text.tokenizer.encode("x")
+    assert text.tokenizer.encode("x").count(bos) == 1
