@@ -88,7 +88,16 @@ def start_prometheus(targets: Sequence[str], *, interval_s: float = 1.0) -> Iter
                     return httpx.get(f"{url}/-/ready", timeout=2.0).status_code == 200
                 return False
 
+            def scraped() -> bool:
+                answer = httpx.get(f"{url}/api/v1/query", params={"query": "sum(up)"}, timeout=5.0).json()
+                return bool(answer["data"]["result"]) and answer["data"]["result"][0]["value"][1] == str(
+                    len(targets)
+                )
+
             wait_until(ready, 60.0, lambda: Path(folder, "log").read_text())
+            wait_until(
+                scraped, 60.0, lambda: "no target was scraped"
+            )  # discovery is throttled to once in 5 s
             yield url
         finally:
             process.terminate()

@@ -196,8 +196,13 @@ class LiveEvaluator:
         on_progress: Callable[[float], None],
     ) -> Measurement:
         await self._wash_out()
-        first = await self._source.snapshot(not_before_s=time.time())
+        first = await self._first_sample()
         began = time.time()
+        if first.failures:
+            reason = "no metrics to begin with: " + "; ".join(f"{t}: {why}" for t, why in first.failures)
+            return Measurement(
+                "unknown", config, generation, began, began, Unknown(reason), (), reason, None, (first,)
+            )
         kept = [first]
         work = asyncio.create_task(self._workload.run(on_progress))
         stop: tuple[Status, str] | None = None
@@ -249,6 +254,14 @@ class LiveEvaluator:
         return Measurement(
             status, config, generation, began, last.taken_s, reading, blocks, reason, client, window.snapshots
         )
+
+    async def _first_sample(self) -> Snapshot:
+        for _ in range(3):
+            snapshot = await self._source.snapshot(not_before_s=time.time())
+            if not snapshot.failures:
+                break
+            await asyncio.sleep(self._source.interval_s)
+        return snapshot
 
     def _edges(self, until: float | None = None) -> tuple[float, ...]:
         began = self._workload.began_s

@@ -205,10 +205,14 @@ class Study:
         }
 
 
+def check_storage(storage: str | None) -> None:
+    """Raises InputError for a storage that cannot be; called before anything is measured."""
+    if storage is not None and "://" not in storage and not Path(storage).resolve().parent.is_dir():
+        raise InputError("--storage", storage, "a file in a folder that exists, or a database URL")
+
+
 def _open(storage: str | None) -> str | BaseStorage | None:
+    check_storage(storage)
     if storage is None or "://" in storage:
         return storage
-    path = Path(storage)
-    if not path.resolve().parent.is_dir():
-        raise InputError("--storage", storage, "a file in a folder that exists, or a database URL")
-    return JournalStorage(JournalFileBackend(str(path)))
+    return JournalStorage(JournalFileBackend(storage))

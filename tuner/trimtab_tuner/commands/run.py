@@ -40,7 +40,7 @@ from trimtab_tuner.metrics.source import MetricsSource
 from trimtab_tuner.replay import ReplayOptions
 from trimtab_tuner.run import RunOptions, RunResult, TuningRun, result_document
 from trimtab_tuner.run_view import RunView
-from trimtab_tuner.study import Study
+from trimtab_tuner.study import Study, check_storage
 from trimtab_tuner.target import Readback, Target
 from trimtab_tuner.units import parse_duration_s
 from trimtab_tuner.workload import ReplayWorkload
@@ -168,6 +168,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Tune. Exit status 0: a verdict was reached (kept or changed); 1: unknown or paused; 130: stopped."""
     limits, options = limits_of(args), options_of(args)
+    check_storage(args.storage)
     out = _folder(args.out)
     with RunView() as view:
         result, meta = asyncio.run(_with_signals(_run(args, limits, options, out, view)))

@@ -112,9 +112,12 @@ class Prometheus:
             raise PrometheusError(
                 f"{self._url}: HTTP {answer.status_code}, no JSON; is it a Prometheus?"
             ) from None
-        if not isinstance(body, dict) or body.get("status") != "success":
-            reason = body.get("error") if isinstance(body, dict) else body
-            raise PrometheusError(f"{self._url}: {reason} (query {query[:200]})")
+        if not isinstance(body, dict) or body.get("status") not in ("success", "error"):
+            raise PrometheusError(
+                f"{self._url}: HTTP {answer.status_code}, no answer to a query; is it a Prometheus?"
+            )
+        if body["status"] == "error":
+            raise PrometheusError(f"{self._url}: {body.get('error')} (query {query[:200]})")
         return [(item["metric"], float(item["value"][1])) for item in body["data"]["result"]]
 
 

@@ -1,0 +1,173 @@
+"""Measuring on a real engine: exact counts, guarded, reverted, or Unknown."""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from support.engine_server import EngineServer
+from trimtab_tuner import trace as traces
+from trimtab_tuner.evaluate import LiveEvaluator, Measurement, ObserveWorkload
+from trimtab_tuner.guardrails import Limits
+from trimtab_tuner.metrics.names import TRIMTAB
+from trimtab_tuner.metrics.reading import Reading, Unknown
+from trimtab_tuner.metrics.scrape import Scraper
+from trimtab_tuner.target import Target, TargetRefused
+from trimtab_tuner.workload import ReplayWorkload
+
+LOOSE = Limits(min_requests=20, max_factor=None, gauge_factor=1e6)
+
+
+def quiet(_: float) -> None:
+    """Nobody looks at progress here."""
+
+
+def evaluate(
+    engine: EngineServer,
+    trace: Path | None,
+    *,
+    max_num_seqs: int | None = None,
+    limits: Limits = LOOSE,
+    metrics: str | None = None,
+    during: Callable[[httpx.AsyncClient], Any] | None = None,
+    **options: Any,
+) -> Measurement:
+    """One measurement; of the incumbent when `max_num_seqs` is None, of live traffic when there is no trace."""
+
+    async def main() -> Measurement:
+        async with httpx.AsyncClient() as client:
+            target = Target(client, engine.admin_url)
+            incumbent = (await target.read()).incumbent.config
+            source = Scraper(
+                client, [metrics or f"{engine.url}/metrics"], TRIMTAB, interval_s=0.2, timeout_s=2.0
+            )
+            workload = (
+                ReplayWorkload(traces.load(trace), engine.url, slo=incumbent.slo)
+                if trace
+                else ObserveWorkload(3.0)
+            )
+            evaluator = LiveEvaluator(
+                target,
+                source,
+                workload,
+                names=TRIMTAB,
+                limits=limits,
+                washout_s=5.0 if trace else 0.5,
+                wait_until_idle=trace is not None,
+                **options,
+            )
+            config = (
+                None if max_num_seqs is None else dataclasses.replace(incumbent, max_num_seqs=max_num_seqs)
+            )
+            work = evaluator.evaluate(config, baseline=None, on_progress=quiet)
+            if during is None:
+                return await work
+            measured, _ = await asyncio.gather(work, during(client))
+            assert isinstance(measured, Measurement)
+            return measured
+
+    return asyncio.run(main())
+
+
+def test_a_replay_is_counted_request_by_request_under_its_generation(
+    engine: EngineServer, bursts: Path
+) -> None:
+    before = engine.live_config()["incumbent"]["generation"]
+    found = evaluate(engine, bursts, max_num_seqs=16)
+    assert found.status == "measured", found.reason
+    assert isinstance(found.reading, Reading)
+    assert found.generation > before
+    assert found.reading.slo("ttft").n == found.reading.slo("itl").n == 40
+    assert found.client is not None
+    assert found.client["n"] == 40
+    assert found.client["failed"] == 0
+    assert found.reading.generation_tokens == found.client["output_tokens"] == 4000
+    assert sum(block.n for block in found.blocks) == 40
+    assert sum(block.violated for block in found.blocks) == found.reading.violated
+    assert engine.live_config()["in_force"]["generation"] == before
+
+
+def test_the_server_and_the_sender_agree_on_who_violated(engine: EngineServer, bursts: Path) -> None:
+    # With one sequence at a time most of a burst waits for much longer than the target: no borderline to speak of.
+    found = evaluate(engine, bursts)
+    assert isinstance(found.reading, Reading), found.reason
+    assert found.client is not None
+    attainment = found.client["attainment"]
+    assert attainment is not None
+    assert found.reading.slo("ttft").violated >= 10
+    # Server TTFT starts at arrival, client TTFT at the intended send, a little earlier.
+    assert abs((1 - attainment) * 40 - found.reading.slo("ttft").violated) <= 4
+
+
+def test_live_traffic_is_observed_without_sending_anything(engine: EngineServer) -> None:
+    async def traffic(client: httpx.AsyncClient) -> None:
+        await asyncio.sleep(1.5)
+        for _ in range(3):
+            answer = await client.post(
+                f"{engine.url}/v1/completions",
+                json={"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 4},
+                timeout=30.0,
+            )
+            assert answer.status_code == 200, answer.text
+
+    found = evaluate(engine, None, max_num_seqs=4, during=traffic, min_requests=1)
+    assert isinstance(found.reading, Reading), found.reason
+    assert found.reading.n == 3
+    assert found.client is None
+
+
+def test_a_candidate_that_breaks_a_guardrail_is_rolled_back_at_once(
+    engine: EngineServer, bursts: Path
+) -> None:
+    strict = dataclasses.replace(LOOSE, gauge_factor=1e-6)  # any open gap is too long
+    found = evaluate(engine, bursts, max_num_seqs=16, limits=strict)
+    assert found.status == "stopped"
+    assert "is allowed" in found.reason
+    assert found.ended_s - found.started_s < 6.0  # the trace alone takes longer with its answers
+    readback = engine.live_config()
+    assert readback["candidate"] is None
+    assert readback["in_force"] == readback["incumbent"]
+
+
+def test_without_metrics_nothing_is_known_and_the_incumbent_stays(engine: EngineServer, bursts: Path) -> None:
+    found = evaluate(engine, bursts, max_num_seqs=16, metrics="http://127.0.0.1:9/metrics")
+    assert found.status == "unknown"
+    assert isinstance(found.reading, Unknown)
+    assert "ConnectError" in found.reading.reason
+    readback = engine.live_config()
+    assert readback["in_force"] == readback["incumbent"]
+
+
+def test_a_pause_ends_a_candidate_in_the_middle(engine: EngineServer, bursts: Path) -> None:
+    asked = 0
+
+    async def paused() -> str | None:
+        nonlocal asked
+        asked += 1
+        return "paused by hand" if asked > 3 else None
+
+    found = evaluate(engine, bursts, max_num_seqs=16, paused=paused)
+    assert (found.status, found.reason) == ("unknown", "paused by hand")
+    readback = engine.live_config()
+    assert readback["in_force"] == readback["incumbent"]
+
+
+def test_live_moves_go_one_factor_of_two_at_a_time(engine: EngineServer) -> None:
+    before = engine.live_config()["highest_generation"]
+    live = dataclasses.replace(LOOSE, max_factor=2.0)
+    found = evaluate(engine, None, max_num_seqs=8, limits=live, min_requests=0)
+    assert found.status == "measured", found.reason
+    assert found.generation - before == 3  # 1 → 2 → 4 → 8, each its own lease
+
+
+def test_a_candidate_that_the_engine_refuses_is_an_error_and_changes_nothing(
+    engine: EngineServer, bursts: Path
+) -> None:
+    before = engine.live_config()["in_force"]
+    with pytest.raises(TargetRefused, match="max_num_seqs"):
+        evaluate(engine, bursts, max_num_seqs=10**6)
+    assert engine.live_config()["in_force"] == before
