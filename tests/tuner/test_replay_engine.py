@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from itertools import pairwise
 
 import httpx
 import pytest
 
-from support.engine_server import EngineServer, start_engine
-from support.tiny_models import tiny_chat_model
+from support.engine_server import EngineServer
 from trimtab_tuner.errors import ServerError
 from trimtab_tuner.replay import ReplayOptions, replay
 from trimtab_tuner.slo import Slo
@@ -18,13 +16,6 @@ from trimtab_tuner.stats import outcomes, summarise
 from trimtab_tuner.trace import Trace, TraceRequest
 
 SLO = Slo(60.0, 30.0)
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
-    """An engine of this module's own: its counters are compared with what was sent."""
-    with start_engine(tiny_chat_model(tmp_path_factory.mktemp("model") / "tiny")) as server:
-        yield server
 
 
 def trace_of(*requests: TraceRequest, block: int | None = None) -> Trace:
@@ -41,11 +32,11 @@ def counter(server: EngineServer, name: str, **labels: str) -> float:
 
 
 def test_the_engine_gives_as_many_tokens_as_the_trace_asks_each_with_its_time(
-    engine: EngineServer,
+    served_engine: EngineServer,
 ) -> None:
     lengths = [(1, 1), (40, 7), (300, 3), (5, 60), (129, 16)]
     trace = trace_of(*(TraceRequest(0.02 * n, prompt, output) for n, (prompt, output) in enumerate(lengths)))
-    result = replay(trace, engine.url, slo=SLO)
+    result = replay(trace, served_engine.url, slo=SLO)
     assert [(r.status, r.prompt_tokens, r.output_tokens) for r in result.requests] == [
         ("ok", p, o) for p, o in lengths
     ]
@@ -61,44 +52,48 @@ def test_the_engine_gives_as_many_tokens_as_the_trace_asks_each_with_its_time(
     assert summary.length_mismatches == 0
 
 
-def test_shared_prefixes_hit_the_engines_cache_and_fresh_contents_do_not(engine: EngineServer) -> None:
+def test_shared_prefixes_hit_the_engines_cache_and_fresh_contents_do_not(served_engine: EngineServer) -> None:
     shared = trace_of(
         TraceRequest(0.0, 200, 1, prefix_block_ids=tuple(range(12))),
         TraceRequest(2.0, 200, 1, prefix_block_ids=tuple(range(12))),
         block=16,
     )
-    first, second = replay(shared, engine.url, slo=SLO).requests
+    first, second = replay(shared, served_engine.url, slo=SLO).requests
     assert (first.cached_tokens or 0) == 0
     assert second.cached_tokens == 192
     own = trace_of(TraceRequest(0.0, 200, 1), TraceRequest(0.5, 200, 1))
     for _ in range(2):
-        assert [r.cached_tokens or 0 for r in replay(own, engine.url, slo=SLO).requests] == [0, 0]
+        assert [r.cached_tokens or 0 for r in replay(own, served_engine.url, slo=SLO).requests] == [0, 0]
 
 
-def test_the_server_counts_the_same_requests_and_tokens_as_the_replay(engine: EngineServer) -> None:
+def test_the_server_counts_the_same_requests_and_tokens_as_the_replay(served_engine: EngineServer) -> None:
     trace = trace_of(*(TraceRequest(0.03 * n, 10 + n, 2 + n) for n in range(8)))
-    tokens = counter(engine, "trimtab_generation_tokens_total")
-    judged = counter(engine, "trimtab_slo_requests_total", slo="ttft")
-    result = replay(trace, engine.url, slo=SLO, options=ReplayOptions(warmup_requests=1))
+    tokens = counter(served_engine, "trimtab_generation_tokens_total")
+    judged = counter(served_engine, "trimtab_slo_requests_total", slo="ttft")
+    result = replay(trace, served_engine.url, slo=SLO, options=ReplayOptions(warmup_requests=1))
     probe, warm = 2, trace.requests[0].output_tokens
     asked = sum(r.output_tokens for r in trace.requests)
-    assert counter(engine, "trimtab_generation_tokens_total") - tokens == asked + probe + warm
-    assert counter(engine, "trimtab_slo_requests_total", slo="ttft") - judged == len(outcomes(result)) + 2
-    assert result.meta["live_config"]["generation"] == str(engine.live_config()["in_force"]["generation"])
-    assert {r.generation for r in result.requests} == {engine.live_config()["in_force"]["generation"]}
+    assert counter(served_engine, "trimtab_generation_tokens_total") - tokens == asked + probe + warm
+    assert (
+        counter(served_engine, "trimtab_slo_requests_total", slo="ttft") - judged == len(outcomes(result)) + 2
+    )
+    assert result.meta["live_config"]["generation"] == str(
+        served_engine.live_config()["in_force"]["generation"]
+    )
+    assert {r.generation for r in result.requests} == {served_engine.live_config()["in_force"]["generation"]}
 
 
 def test_an_unknown_slo_class_and_token_ids_outside_the_vocabulary_are_told_apart(
-    engine: EngineServer,
+    served_engine: EngineServer,
 ) -> None:
     unknown = trace_of(TraceRequest(0.0, 5, 2, "no-such-class"), TraceRequest(0.01, 5, 2))
-    refused, fine = replay(unknown, engine.url, slo=SLO).requests
+    refused, fine = replay(unknown, served_engine.url, slo=SLO).requests
     assert (refused.status, refused.http_status, fine.status) == ("failed", 400, "ok")
     assert "slo_class" in (refused.error or "")
     with pytest.raises(ServerError, match="got 400"):
         replay(
             unknown,
-            engine.url,
+            served_engine.url,
             slo=SLO,
             options=ReplayOptions(token_id_range=(10_000_000, 10_000_100)),
         )

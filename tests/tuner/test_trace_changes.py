@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trimtab_tuner.arrivals import parse_mode, retime
-from trimtab_tuner.burstiness import index_of_dispersion, interarrival_cv, window_counts
+from trimtab_tuner.burstiness import describe, index_of_dispersion, interarrival_cv, window_counts
 from trimtab_tuner.errors import InputError
 from trimtab_tuner.synthesise import Shape, synthesise
 from trimtab_tuner.trace import Trace, TraceRequest, load

@@ -1,4 +1,4 @@
-"""How bursty arrivals are: CV of gaps and index of dispersion of counts. Pure functions over arrival times in seconds.
+"""How bursty arrivals are: CV of gaps and index of dispersion of counts. Pure functions over arrival times in seconds, in any order.
 
 CV alone hides slow waves (Azure conversation: CV 1.1, yet 16 at one minute), so both are always reported together.
 """
@@ -18,7 +18,7 @@ def interarrival_cv(arrivals_s: Sequence[float]) -> float | None:
 
     0 = evenly spaced, 1 = Poisson, above 1 = bursts. For Gamma gaps the shape is 1 / CV².
     """
-    gaps = np.diff(np.asarray(arrivals_s, dtype=np.float64))
+    gaps = np.diff(np.sort(np.asarray(arrivals_s, dtype=np.float64)))
     if gaps.size < 2 or gaps.mean() <= 0:
         return None
     return float(gaps.std() / gaps.mean())
@@ -34,7 +34,7 @@ def index_of_dispersion(arrivals_s: Sequence[float], window_s: float) -> float |
 
 def window_counts(arrivals_s: Sequence[float], window_s: float) -> NDArray[np.int64]:
     """Arrivals in each whole window from the first arrival on; the incomplete last window is dropped."""
-    at = np.asarray(arrivals_s, dtype=np.float64)
+    at = np.sort(np.asarray(arrivals_s, dtype=np.float64))
     at = at - at[0]
     whole = int(at[-1] // window_s)
     # 1 ns of slack, so that a gap of exactly one window does not fall left or right by rounding
