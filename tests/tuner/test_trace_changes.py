@@ -88,6 +88,16 @@ def test_arrivals_at_one_instant_have_no_rate_to_keep() -> None:
     assert retime(trace_of([0.0]), "uniform").requests == trace_of([0.0]).requests
 
 
+@given(st.lists(st.floats(0.0, 100.0), min_size=1, max_size=50), st.randoms())
+def test_burstiness_does_not_depend_on_the_order_in_which_times_are_given(
+    times: list[float], random: Random
+) -> None:
+    # Two sends that are due at one instant may go out in either order.
+    shuffled = list(times)
+    random.shuffle(shuffled)
+    assert describe(shuffled) == describe(sorted(times))
+
+
 def test_slices_start_at_zero_and_remember_what_was_done() -> None:
     trace = trace_of([0.0, 1.0, 2.0, 5.0, 9.0])
     window = trace.slice_time(1.0, 5.0)
