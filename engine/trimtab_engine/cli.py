@@ -48,6 +48,13 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "
 _SCALES = {"": 1.0, "s": 1.0, "ms": 0.001, "m": 60.0}
 
 
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Texts as they are written, and room for our long flags."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=40, width=118)
+
+
 def size_bytes(text: str) -> int:
     """`512Mi`, `4Gi`, `1.5G` or plain bytes."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", text.strip(), re.IGNORECASE)
@@ -83,7 +90,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="load a model and serve it",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="%(prog)s MODEL [options]",
+        formatter_class=_HelpFormatter,
         allow_abbrev=False,
     )
     serve.add_argument(

@@ -121,7 +121,7 @@ def start_engine(model: Path | str, *flags: str, wait_ready: bool = True) -> Ite
                 pid=process.pid,
                 process=process,
                 log_path=log_path,
-                model_name=name or Path(model).name,
+                model_name=name or Path(model).name.removesuffix(".gguf"),
             )
             if wait_ready:
                 server.wait_ready()
