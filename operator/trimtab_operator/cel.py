@@ -56,4 +56,7 @@ def named_values(rule: str, value: Any) -> dict[str, Any]:
             current = current.get(step) if isinstance(current, Mapping) else None
         if steps and current is not None:
             found[".".join(steps)] = current
-    return found
+    # An object that a guard asks for says nothing beside its named fields.
+    return {
+        name: item for name, item in found.items() if not any(other.startswith(f"{name}.") for other in found)
+    }

@@ -6,7 +6,6 @@ Exit codes: 0 done, 1 an error of ours, 2 wrong input (with one line for each fi
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -38,7 +37,9 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     local = commands.add_parser("local", help="serve one InferenceService from a file on this machine")
     if command == "local":
-        importlib.import_module("trimtab_operator.local.main").add_arguments(local)
+        from trimtab_operator.local.main import add_arguments
+
+        add_arguments(local)
     rendering = commands.add_parser(
         "render", help="show what would be applied, or what a change would restart"
     )
@@ -82,7 +83,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser(words[0] if words else None).parse_args(words)
     try:
         if arguments.command == "local":
-            return int(importlib.import_module("trimtab_operator.local.main").run(arguments))
+            from trimtab_operator.local.main import run
+
+            return run(arguments)
         return _render(arguments) if arguments.command == "render" else _validate(arguments)
     except OperatorError as error:
         print(f"trimtab-operator: {error}", file=sys.stderr)

@@ -123,16 +123,20 @@ def _complete(schema: Mapping[str, Any], value: Any, path: str, *, is_root: bool
     if isinstance(value, dict) and schema.get("type") == "object":
         properties: Mapping[str, Any] = schema.get("properties", {})
         for name, child in properties.items():
-            # An explicit null means the default, as at the API server; without a default it is of the wrong type.
-            if "default" in child and value.get(name) is None:
+            # An explicit null means absent, as at the API server.
+            if name in value and value[name] is None:
+                del value[name]
+            if name not in value and "default" in child:
                 value[name] = copy.deepcopy(child["default"])
             if name in value and not (is_root and name == "metadata"):
                 errors += _complete(child, value[name], _join(path, name))
         extra = schema.get("additionalProperties")
-        for name in value:
+        for name in list(value):
             if name in properties:
                 continue
-            if isinstance(extra, Mapping):
+            if isinstance(extra, Mapping) and value[name] is None:
+                del value[name]
+            elif isinstance(extra, Mapping):
                 errors += _complete(extra, value[name], _join(path, name))
             elif not schema.get(_PRESERVE):
                 known = ", ".join(sorted(properties))

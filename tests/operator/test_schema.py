@@ -47,6 +47,16 @@ def test_defaulting_twice_changes_nothing() -> None:
     assert schema.validate(once) == once
 
 
+def test_an_explicit_null_means_absent_as_at_the_api_server() -> None:
+    nulls: dict[str, Any] = {
+        "engine.maxModelLen": None,
+        "engine.maxNumSeqs": None,
+        "slo": None,
+        "replicas": None,
+    }
+    assert service(**nulls, **{"service.annotations": {"a": None}}).spec == service().spec
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
 def test_every_shipped_example_is_valid(path: Path) -> None:
     assert schema.load_service(path).name == path.stem
@@ -66,7 +76,7 @@ def test_the_demo_example_can_be_served_on_this_machine_and_may_be_tuned() -> No
         ({"engine.maxNumSeqs": "8"}, "spec.engine.maxNumSeqs", "an integer from 1 to 1048576"),
         ({"engine.maxNumSeqs": True}, "spec.engine.maxNumSeqs", "an integer"),
         ({"engine.maxNumSeqs": 1.5}, "spec.engine.maxNumSeqs", "an integer"),
-        ({"engine.maxModelLen": None}, "spec.engine.maxModelLen", "an integer from 2"),
+        ({"model.uri": None}, "spec.model.uri", "required"),
         ({"engine.schedulingPolicy": "lifo"}, "spec.engine.schedulingPolicy", "one of fcfs, priority"),
         ({"engine.kvBlockSize": 17}, "spec.engine.kvBlockSize", "one of 8, 16, 32, 64, 128"),
         ({"engine.kvCacheMemory": "4 GB"}, "spec.engine.kvCacheMemory", "a quantity of bytes such as 512Mi"),
