@@ -10,15 +10,23 @@ from pathlib import Path
 import pytest
 
 from support.replay_results import replay_result, request_result
+from support.study import make_config, make_reading
+from trimtab_engine.core.live import LiveConfig
 from trimtab_tuner import report as reports
+from trimtab_tuner.audit import plain
 from trimtab_tuner.cli import main
 from trimtab_tuner.commands.report import load
 from trimtab_tuner.compare import Comparison, Row, compare
 from trimtab_tuner.errors import InputError
+from trimtab_tuner.evaluate import Measurement
+from trimtab_tuner.metrics.reading import Block
 from trimtab_tuner.plots import to_png, to_svg
 from trimtab_tuner.result import ReplayResult
+from trimtab_tuner.run import RunResult, result_document
+from trimtab_tuner.score import score
 from trimtab_tuner.slo import Slo
 from trimtab_tuner.stats import summarise
+from trimtab_tuner.trial import Decision, Trial
 
 
 def replayed(
@@ -203,6 +211,28 @@ def test_a_tuning_run_alone_is_a_report() -> None:
     report = reports.build({}, reports.check_tuning(tuning(), "t"))
     assert set(reports.figures(report)) == {"budget"}
     assert "Applied" in reports.render(report)
+
+
+def test_the_document_of_a_tuning_run_is_what_a_report_reads() -> None:
+    before, after = make_config(max_num_batched_tokens=2048), make_config(max_num_batched_tokens=256)
+
+    def trial(number: int, config: LiveConfig, violated: int, decision: Decision) -> Trial:
+        found = make_reading(n=60, violated_itl=violated)
+        measured = Measurement("measured", config, number, 0.0, 60.0, found, (Block(violated, 60),))
+        return Trial(
+            number, "explore" if number else "incumbent", measured, score(found, config.slo), decision
+        )
+
+    trials = (trial(0, before, 20, "incumbent"), trial(1, after, 2, "improves"))
+    result = RunResult("Applied", "2 of 60 against 20", before, after, trials, None, None, None, 3)
+    document = reports.check_tuning(plain(result_document(result, {"seed": 4})), "result.json")
+    report = reports.build({}, document)
+    (figure,) = reports.figures(report).values()
+    drawn = to_svg(figure)
+    for said in ("2,048", "256", "target", before.scheduling_policy):
+        assert said in drawn
+    assert reports.trial_rows(document)[1][2:7] == ["256", before.scheduling_policy, "60", "0", "2"]
+    assert "Applied. 2 of 60 against 20" in reports.headlines(report)[0]
 
 
 def test_the_command_takes_labels_compressed_results_and_a_tuning_run(

@@ -183,9 +183,7 @@ def figures(report: Report) -> dict[str, Figure]:
         )
     trials = (report.tuning or {}).get("trials") or []
     if trials:
-        slo = (report.tuning or {}).get("meta", {}).get("slo") or {}
-        target = slo.get("itl_s")
-        found["budget"] = plots.budget(trials, target if isinstance(target, int | float) else None)
+        found["budget"] = plots.budget(trials, _itl_target_s(trials[0]["config"]))
     return found
 
 
@@ -259,6 +257,15 @@ def trial_rows(tuning: Mapping[str, Any] | None) -> list[list[str]]:
             ]
         )
     return found
+
+
+def _itl_target_s(config: Mapping[str, Any]) -> float | None:
+    """Of the default class, from a trial's live config."""
+    slo = config.get("slo") or {}
+    for each in slo.get("classes", []):
+        if each.get("name") == slo.get("default_class"):
+            return float(each["itl_s"])
+    return None
 
 
 def _bursts(results: Mapping[str, ReplayResult]) -> tuple[str, str] | None:
