@@ -49,7 +49,7 @@ class LocalOperator:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        first_line = self._wait_log(r"on (http://\S+) \(control (http://\S+)\)")
+        first_line = self.wait_log(r"on (http://\S+) \(control (http://\S+)\)")
         self.url, self.control_url = first_line.group(1), first_line.group(2)
         self.client = httpx.Client(base_url=self.url, timeout=60, trust_env=False)
         self.control = httpx.Client(base_url=self.control_url, timeout=60, trust_env=False)
@@ -65,7 +65,8 @@ class LocalOperator:
         """What the operator printed."""
         return self.log_file.read_text()
 
-    def _wait_log(self, pattern: str) -> re.Match[str]:
+    def wait_log(self, pattern: str) -> re.Match[str]:
+        """Wait until the operator has printed something."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
             if (found := re.search(pattern, self.log)) is not None:

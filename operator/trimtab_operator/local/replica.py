@@ -28,7 +28,8 @@ _PROBE_FAILURES = 2  # in a row, until no new requests are sent
 _LIVENESS_FAILURES = 30  # in a row, until the process is killed: a busy machine is not a dead engine
 _EXIT_GRACE_S = 5.0  # for a process that has nothing left to finish
 _HEALTHY_AFTER_S = 600.0  # ready for so long: earlier restarts do not lengthen the next pause
-_NO_MEMORY = re.compile(r"out of memory|not enough (gpu |device )?memory|OutOfMemory", re.IGNORECASE)
+# What torch and the engine say when the device is full: there is no place for this replica, as for a pod without a GPU.
+_NO_MEMORY = re.compile(r"out of memory|OutOfMemory|bytes are in use after loading", re.IGNORECASE)
 
 
 class Phase(StrEnum):

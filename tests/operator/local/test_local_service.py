@@ -60,6 +60,7 @@ def service(shared: LocalOperator) -> Iterator[LocalOperator]:
     yield shared
     if shared.process.poll() is not None:
         return
+    shared.control.delete("/admin/live-config/candidate")
     edit_engine(shared, maxNumBatchedTokens=512, schedulingPolicy="fcfs")
     shared.resource["metadata"].pop("annotations", None)
     shared.save()
@@ -71,7 +72,6 @@ def service(shared: LocalOperator) -> Iterator[LocalOperator]:
         )
     )
     shared.control.delete("/admin/recommendation")
-    shared.control.delete("/admin/live-config/candidate")
     shared.wait(lambda s: live_in_force(s, max_num_batched_tokens=512, scheduling_policy="fcfs"))
 
 
@@ -380,6 +380,44 @@ def test_annotation_pauses_and_reverts_tuning(service: LocalOperator) -> None:
     service.wait(lambda s: live_in_force(s, max_num_batched_tokens=512), timeout_s=10)
 
 
+def test_canary_mode_tries_on_one_replica_and_promotes_nothing(service: LocalOperator) -> None:
+    service.resource["spec"]["tuning"]["mode"] = "Canary"
+    service.save()
+    try:
+        service.wait(lambda s: s["tuning"]["mode"] == "Canary" and is_settled(s))
+        answer = service.control.put(
+            "/admin/live-config", json=candidate(service, 30, max_num_batched_tokens=64)
+        )
+        assert answer.status_code == 200
+        read_back = answer.json()["readback"]
+        budgets = [
+            r["readback"]["in_force"]["config"]["max_num_batched_tokens"] for r in read_back["replicas"]
+        ]
+        assert sorted(budgets) == [64, 512]
+        assert read_back["applied"] == "2/2"  # each judged by its own desired config
+        promotion = service.control.put(
+            "/admin/recommendation", json={"config": {"max_num_batched_tokens": 64}}
+        )
+        assert promotion.status_code == 409
+    finally:
+        service.resource["spec"]["tuning"]["mode"] = "Apply"
+        service.save()
+    service.wait(lambda s: s["tuning"]["mode"] == "Apply")
+
+
+def test_foreign_write_to_one_engine_is_overruled(service: LocalOperator) -> None:
+    before = service.status()
+    admin_url = before["replicas"][0]["adminUrl"]
+    config = {**before["live"]["incumbent"]["config"], "max_num_batched_tokens": 99}
+    foreign = httpx.put(f"{admin_url}/admin/live-config", json={"config": config}, trust_env=False)
+    assert foreign.status_code == 200
+    after = service.wait(
+        lambda s: is_settled(s) and s["live"]["incumbent"]["generation"] > foreign.json()["generation"]
+    )
+    assert after["live"]["incumbent"]["config"] == before["live"]["incumbent"]["config"]
+    assert "ConfigDrift" in reasons(after)
+
+
 def test_workload_of_all_replicas_is_merged(service: LocalOperator) -> None:
     start = service.control.get("/admin/workload").json()["next"]
     for tokens in range(3, 9):
@@ -447,6 +485,26 @@ def test_one_replica_is_replaced_by_a_surge_and_drops_nothing(service: LocalOper
         load.wait_for(2)
     assert load.failures == []
     assert len(after["replicas"]) == 1
+
+
+def test_surge_of_zero_makes_room_first_and_holds_requests_meanwhile(service: LocalOperator) -> None:
+    service.resource["spec"]["rollout"] = {"strategy": "RollingUpdate", "maxSurge": 0, "maxUnavailable": 1}
+    service.save()
+    before = service.wait(is_settled)
+    most = 0
+
+    def replaced(status: Json) -> bool:
+        nonlocal most
+        most = max(most, len(status["replicas"]))
+        return is_settled(status) and not set(pids(status)) & set(pids(before))
+
+    with StreamingLoad(service.url) as load:
+        load.wait_for(2)
+        edit_engine(service, maxModelLen=512)
+        service.wait(replaced)
+        load.wait_for(2)
+    assert load.failures == []  # held, since the next engine came within the time that requests wait
+    assert most == 1
 
 
 def test_interrupt_finishes_streams_and_leaves_no_process(service: LocalOperator) -> None:
