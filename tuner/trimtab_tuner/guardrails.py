@@ -16,6 +16,7 @@ from trimtab_tuner.decide import evidence, paired_differences
 from trimtab_tuner.metrics.reading import Block, Reading, Unknown
 
 PAUSE_ANNOTATION = "serving.trimtab.dev/tuning"
+TRYING_MODES = ("Canary", "Apply")
 NUMERIC = ("max_num_batched_tokens", "max_num_seqs", "long_prefill_token_threshold")
 
 
@@ -46,15 +47,16 @@ def step_time_limit_s(slo: Slo, limits: Limits) -> float:
 
 
 def paused(status: Mapping[str, object], *, pause_file: bool) -> str | None:
-    """The kill switch: why nothing may be tried. Looks at a status document's annotations and at a local file."""
+    """The kill switch: why no candidate may be tried. Looks at what an operator says of tuning and at a local file."""
     if pause_file:
         return "paused by the pause file"
-    for holder in (status, status.get("metadata"), status.get("service")):
-        if not isinstance(holder, Mapping):
-            continue
-        annotations = holder.get("annotations")
-        if isinstance(annotations, Mapping) and annotations.get(PAUSE_ANNOTATION) in ("paused", "reverted"):
-            return f"annotation {PAUSE_ANNOTATION}: {annotations[PAUSE_ANNOTATION]}"
+    tuning = status.get("tuning")
+    if not isinstance(tuning, Mapping):
+        return None  # a bare engine knows no tuning state
+    if tuning.get("state", "active") != "active":
+        return f"tuning is {tuning['state']} by the annotation {PAUSE_ANNOTATION}"
+    if tuning.get("mode", "Apply") not in TRYING_MODES:
+        return f"spec.tuning.mode is {tuning['mode']}; trying candidates needs {' or '.join(TRYING_MODES)}"
     return None
 
 

@@ -27,9 +27,10 @@ from trimtab_tuner.metrics.reading import Block, Reading
 from trimtab_tuner.space import Knob
 from trimtab_tuner.steptime import StepTime
 from trimtab_tuner.study import Study, Values
-from trimtab_tuner.target import Target
+from trimtab_tuner.target import Target, TargetRefused
 from trimtab_tuner.trial import Decision, Role, Trial
 
+MAX_REFUSALS = 10
 Outcome = Literal["Applied", "Recommended", "Kept", "Unknown", "Paused"]
 
 
@@ -128,6 +129,7 @@ class TuningRun:
         self._spent = 0  # trials that count: windows of a cool-down do not
         self._windows_since_rollback: int | None = None
         self._before: LiveConfig | None = None
+        self._last_resort: int | None = None  # the one budget that may exceed the step-time limit
         self._diagnosis: Diagnosis | None = None
         self._step_time: StepTime | None = None
 
@@ -185,6 +187,7 @@ class TuningRun:
         self._enqueue_first(study, knobs, before)
         best: Trial | None = None
         refused: str | None = None
+        refusals = 0
         self._spent = 1  # the incumbent's
         # One trial is kept back for the confirmation.
         while self._spent < self._options.max_trials - 1 and self._time_for(2):
@@ -200,9 +203,19 @@ class TuningRun:
             if proposal is None:
                 self._audit.write("space used up", measured=study.measured)
                 break
-            self._spent += 1
             config = space.apply(before, proposal.values)
-            measurement = await self._measure("explore", config, baseline)
+            try:
+                measurement = await self._measure("explore", config, baseline)
+            except TargetRefused as refusal:
+                # Bounds that only the other side knows. Nothing was changed or measured, and the study learns where they are.
+                study.tell(proposal, scores.broken("refused"))
+                self._audit.write("refused", config=config.to_json(), reason=str(refusal))
+                self._view.note("refused", f"{space.describe(config, before)}: {refusal}")
+                refusals += 1
+                if refusals >= MAX_REFUSALS:
+                    break
+                continue
+            self._spent += 1
             trial = self._trials[-1]
             if trial.score is None:
                 study.fail(proposal, trial.reason)
@@ -220,17 +233,9 @@ class TuningRun:
             return refused
         return best
 
-    def _why_none(self, knobs: Sequence[Knob], before: LiveConfig) -> str:
+    def _why_none(self) -> str:
         if any(t.role == "explore" for t in self._trials):
             return "no trial violated less than the incumbent"
-        if self._step_time is not None:
-            budget = next((k.choices[0] for k in knobs if k.name == "max_num_batched_tokens"), None)
-            limit_s = guardrails.step_time_limit_s(before.slo, self._limits)
-            if isinstance(budget, int) and self._step_time.at(budget) > limit_s:
-                return (
-                    f"no budget keeps a full step within {limit_s:.3f} s: by the estimate even {budget} tokens take "
-                    f"{self._step_time.at(budget):.3f} s; allow a longer ITL or fewer max_num_seqs"
-                )
         return "there was no candidate to try"
 
     @staticmethod
@@ -258,20 +263,27 @@ class TuningRun:
         budget = next((k for k in knobs if k.name == "max_num_batched_tokens"), None)
         if self._step_time is None or budget is None:
             return
-        points = steptime.first_points(
-            self._step_time,
-            limit_s=guardrails.step_time_limit_s(before.slo, self._limits),
-            grid=[choice for choice in budget.choices if isinstance(choice, int)],
-        )
+        limit_s = guardrails.step_time_limit_s(before.slo, self._limits)
+        grid = [choice for choice in budget.choices if isinstance(choice, int)]
+        points = steptime.first_points(self._step_time, limit_s=limit_s, grid=grid)
+        if not points and grid[0] < before.max_num_batched_tokens:
+            # No budget keeps the limit. The smallest one still stalls less than what runs now, and nothing else does better.
+            self._last_resort = grid[0]
+            points = (grid[0],)
+            self._view.note(
+                "step time",
+                f"by the estimate even {grid[0]} tokens take {self._step_time.at(grid[0]):.3f} s, over {limit_s:.3f} s: "
+                "only that budget is tried",
+            )
         start = space.values_of(before, knobs)
         study.enqueue([{**start, budget.name: point} for point in points], origin="step time")
-        self._audit.write("first points", points=list(points))
+        self._audit.write("first points", points=list(points), limit_s=limit_s, last_resort=self._last_resort)
 
     def _forbidden(self, values: Values, before: LiveConfig) -> dict[str, float]:
         config = space.apply(before, values)
         found: dict[str, float] = {}
         ratio = self._step_ratio(config)
-        if ratio is not None and ratio > 1:
+        if ratio is not None and ratio > 1 and config.max_num_batched_tokens != self._last_resort:
             found["step_time"] = ratio - 1
         if config.max_num_batched_tokens < config.max_num_seqs:
             found["budget_below_sequences"] = float(config.max_num_seqs - config.max_num_batched_tokens)
@@ -331,8 +343,9 @@ class TuningRun:
             )
         if not self._options.apply:
             return self._finish("Recommended", comparison.reason, before, config, comparison)
-        generation = await self._target.promote(config)
-        return self._finish("Applied", comparison.reason, before, config, comparison, generation)
+        promotion = await self._target.promote(config)
+        outcome: Outcome = "Applied" if promotion.in_force else "Recommended"
+        return self._finish(outcome, comparison.reason, before, config, comparison, promotion.generation)
 
     def _blocks(self, measured: Measurement) -> Sequence[Block]:
         if self._evaluator.same_requests:

@@ -62,6 +62,14 @@ class Readback:
         return self.in_force.generation == generation and all(g == generation for g in self.replicas.values())
 
 
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """`in_force` False: the operator keeps the recommendation but its mode does not apply it."""
+
+    generation: int
+    in_force: bool
+
+
 class Target:
     """One service. `client` carries no base URL; `token` is sent as a bearer token when given."""
 
@@ -100,8 +108,8 @@ class Target:
         await self._call("DELETE", "/admin/live-config/candidate", missing_ok=True)
         await self._verify((await self.read()).incumbent.generation)
 
-    async def promote(self, config: LiveConfig) -> int:
-        """Make `config` the incumbent: as a recommendation where an operator keeps those, else directly → generation."""
+    async def promote(self, config: LiveConfig) -> Promotion:
+        """Make `config` the incumbent: as a recommendation where an operator keeps those, else directly."""
         body = {"source": "Recommendation", "config": config.to_json()}
         answer = await self._call("PUT", "/admin/recommendation", body, missing_ok=True)
         if not answer:
@@ -112,7 +120,7 @@ class Target:
                 f"{self.url}: the answer to a recommendation has no generation: {answer!r:.200}"
             )
         await self._verify(number)
-        return number
+        return Promotion(number, bool(answer.get("promoted", True)))
 
     async def status(self) -> Mapping[str, Any]:
         """The operator's view of the service; empty for a bare engine."""

@@ -46,6 +46,15 @@ def render(service: LocalService) -> Json:
         "tuning": {
             "mode": spec.tuning.mode,
             "state": plan_live.tuning_state(service.resource.metadata.annotations),
+            "parameters": [
+                {
+                    "name": plan_live.WIRE[p.name],
+                    "min": p.minimum,
+                    "max": p.maximum,
+                    "choices": list(p.choices),
+                }
+                for p in spec.tuning.parameters
+            ],
             "recommendation": service.recommendation and service.recommendation.to_json(),
         },
         "file": {"path": str(service.watch.path), "error": service.file_error},

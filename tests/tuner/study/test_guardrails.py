@@ -61,17 +61,27 @@ def test_a_step_may_take_nine_tenths_of_the_tightest_gap_target() -> None:
     assert guardrails.step_time_limit_s(SLO, LIVE) == pytest.approx(0.09)
 
 
-@pytest.mark.parametrize("holder", ["annotations", "metadata", "service"])
-@pytest.mark.parametrize("value", ["paused", "reverted"])
-def test_the_annotation_is_a_kill_switch_wherever_a_status_shows_it(holder: str, value: str) -> None:
-    marks: dict[str, object] = {"annotations": {guardrails.PAUSE_ANNOTATION: value}}
-    status = marks if holder == "annotations" else {holder: marks}
-    assert value in (guardrails.paused(status, pause_file=False) or "")
+@pytest.mark.parametrize(
+    ("tuning", "reason"),
+    [
+        ({"state": "paused", "mode": "Apply"}, "paused by the annotation"),
+        ({"state": "reverted", "mode": "Apply"}, "reverted by the annotation"),
+        ({"state": "active", "mode": "Off"}, "needs Canary or Apply"),
+        ({"state": "active", "mode": "Recommend"}, "needs Canary or Apply"),
+        ({"state": "active", "mode": "Canary"}, None),
+        ({"state": "active", "mode": "Apply"}, None),
+    ],
+)
+def test_what_the_operator_says_of_tuning_is_a_kill_switch(
+    tuning: dict[str, str], reason: str | None
+) -> None:
+    found = guardrails.paused({"tuning": tuning}, pause_file=False)
+    assert (found is None) if reason is None else (reason in (found or ""))
 
 
-def test_a_pause_file_pauses_and_nothing_else_does() -> None:
+def test_a_pause_file_pauses_and_a_bare_engine_does_not() -> None:
     assert guardrails.paused({}, pause_file=True)
-    assert guardrails.paused({"annotations": {guardrails.PAUSE_ANNOTATION: ""}}, pause_file=False) is None
+    assert guardrails.paused({}, pause_file=False) is None
 
 
 def test_no_exploring_with_the_error_budget_nearly_gone_or_right_after_a_rollback() -> None:

@@ -2,134 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from support.engine_server import EngineServer, wait_until
-from support.study import make_reading
-from trimtab_engine.core.live import Ceilings, LiveConfig
-from trimtab_tuner import cli, space
+from support.study_runs import OFFLINE, Simulated, cliff, tune
+from trimtab_engine.core.live import LiveConfig
+from trimtab_tuner import cli
 from trimtab_tuner.audit import Audit
 from trimtab_tuner.evaluate import Measurement
-from trimtab_tuner.guardrails import Limits
-from trimtab_tuner.metrics.reading import Block, Unknown
-from trimtab_tuner.run import RunOptions, RunResult, TuningRun
-from trimtab_tuner.study import Study
-from trimtab_tuner.target import Target
-from trimtab_tuner.trial import Trial
-
-OFFLINE = Limits(min_requests=40, max_factor=None, cooldown_windows=0, error_budget_left=0.0)
-Truth = Callable[[LiveConfig], float]
-"""Probability that a request violates, by config."""
-
-
-class Simulated:
-    """An evaluator over a known truth: 12 blocks of 5 requests, violations clustered as stalls cluster them."""
-
-    def __init__(self, truth: Truth, seed: int, incumbent: LiveConfig, *, same_requests: bool = True) -> None:
-        self.same_requests = same_requests
-        self.stop: Callable[[LiveConfig], bool] = lambda _: False
-        self.blind: Callable[[LiveConfig], bool] = lambda _: False
-        self.asked: list[LiveConfig | None] = []
-        self._truth = truth
-        self._rng = random.Random(seed)
-        self._incumbent = incumbent
-
-    async def evaluate(
-        self,
-        config: LiveConfig | None,
-        *,
-        baseline: Measurement | None,
-        on_progress: Callable[[float], None],
-    ) -> Measurement:
-        self.asked.append(config)
-        used = config or self._incumbent
-        risk = self._truth(used)
-        blocks = tuple(
-            Block(self._rng.choice((2, 3, 4, 5)) if self._rng.random() < risk else 0, 5) for _ in range(12)
-        )
-        reading = make_reading(n=60, violated_itl=sum(b.violated for b in blocks))
-        number = len(self.asked)
-        if config is not None and self.blind(config):
-            unknown = Unknown("no metrics")
-            return Measurement("unknown", used, number, 0.0, 1.0, unknown, (), "no metrics")
-        if config is not None and self.stop(config):
-            return Measurement("stopped", used, number, 0.0, 1.0, reading, blocks[:3], "longest token gap")
-        return Measurement("measured", used, number, 0.0, 1.0, reading, blocks)
-
-
-class Silent:
-    """A view that shows nothing."""
-
-    def begin(self, what: str, trial: int, of: int) -> Callable[[float], None]:
-        return lambda _: None
-
-    def end(self, trial: Trial) -> None:
-        """Nothing."""
-
-    def note(self, label: str, text: str) -> None:
-        """Nothing."""
-
-
-def cliff(config: LiveConfig) -> float:
-    """Stalls in two blocks of three above 512 tokens, in none below."""
-    return 0.67 if config.max_num_batched_tokens > 512 else 0.0
-
-
-def tune(
-    engine: EngineServer,
-    truth: Truth,
-    *,
-    seed: int = 0,
-    limits: Limits = OFFLINE,
-    audit: Audit | None = None,
-    pause: Callable[[int], str | None] = lambda asked: None,
-    prepare: Callable[[Simulated], None] = lambda _: None,
-    same_requests: bool = True,
-    **options: Any,
-) -> tuple[RunResult, Simulated]:
-    async def main() -> tuple[RunResult, Simulated]:
-        async with httpx.AsyncClient() as client:
-            target = Target(client, engine.admin_url)
-            incumbent = (await target.read()).incumbent.config
-            evaluator = Simulated(truth, seed, incumbent, same_requests=same_requests)
-            prepare(evaluator)
-
-            async def paused() -> str | None:
-                return pause(len(evaluator.asked))
-
-            run = TuningRun(
-                target=target,
-                evaluator=evaluator,
-                make_study=lambda knobs: Study(knobs, seed=seed),
-                make_space=lambda config: space.build(config, Ceilings(8192, 256)),
-                limits=limits,
-                options=RunOptions(**{"max_trials": 6, "seed": seed, **options}),
-                audit=audit or Audit(),
-                view=Silent(),
-                paused=paused,
-            )
-            return await run.execute(), evaluator
-
-    return asyncio.run(main())
+from trimtab_tuner.metrics.reading import Unknown
 
 
 def test_a_better_candidate_is_confirmed_on_fresh_requests_and_applied(engine: EngineServer) -> None:
     audit = Audit()
-    result, evaluator = tune(engine, cliff, apply=True, audit=audit)
+    result, evaluator = tune(engine.admin_url, cliff, apply=True, audit=audit)
     assert result.outcome == "Applied", result.reason
     assert result.after.max_num_batched_tokens <= 512
     assert result.trials[-1].role == "confirm"
@@ -146,34 +42,37 @@ def test_a_better_candidate_is_confirmed_on_fresh_requests_and_applied(engine: E
 
 def test_without_apply_a_better_candidate_is_only_recommended(engine: EngineServer) -> None:
     before = engine.live_config()
-    result, _ = tune(engine, cliff)
+    result, _ = tune(engine.admin_url, cliff)
     assert result.outcome == "Recommended"
     assert engine.live_config()["incumbent"] == before["incumbent"]
 
 
 def test_equal_configs_are_accepted_in_at_most_one_run_of_twenty(engine: EngineServer) -> None:
     accepted = sum(
-        tune(engine, lambda _: 0.4, seed=seed, max_trials=5)[0].outcome == "Recommended" for seed in range(60)
+        tune(engine.admin_url, lambda _: 0.4, seed=seed, max_trials=5)[0].outcome == "Recommended"
+        for seed in range(60)
     )
     assert accepted <= 3
 
 
 def test_a_worse_space_keeps_the_incumbent(engine: EngineServer) -> None:
-    result, _ = tune(engine, lambda c: 0.1 if c.max_num_batched_tokens == 2048 else 0.9, apply=True, seed=3)
+    result, _ = tune(
+        engine.admin_url, lambda c: 0.1 if c.max_num_batched_tokens == 2048 else 0.9, apply=True, seed=3
+    )
     assert result.outcome == "Kept"
     assert result.after == result.before
     assert result.to_json()["after"] == result.to_json()["before"]
 
 
 def test_nothing_violated_means_nothing_to_tune(engine: EngineServer) -> None:
-    result, evaluator = tune(engine, lambda _: 0.0)
+    result, evaluator = tune(engine.admin_url, lambda _: 0.0)
     assert (result.outcome, len(evaluator.asked)) == ("Kept", 1)
 
 
 def test_an_incumbent_that_cannot_be_read_is_unknown_and_kept(engine: EngineServer) -> None:
     def blind_to_all(evaluator: Simulated) -> None:
         evaluator.same_requests = True
-        evaluator._truth = lambda _: 0.5
+        evaluator.truth = lambda _: 0.5
         measure = evaluator.evaluate
 
         async def unknown(config: LiveConfig | None, **options: Any) -> Measurement:
@@ -182,7 +81,7 @@ def test_an_incumbent_that_cannot_be_read_is_unknown_and_kept(engine: EngineServ
 
         evaluator.evaluate = unknown  # type: ignore[method-assign]
 
-    result, evaluator = tune(engine, cliff, prepare=blind_to_all, apply=True)
+    result, evaluator = tune(engine.admin_url, cliff, prepare=blind_to_all, apply=True)
     assert (result.outcome, result.reason) == ("Unknown", "stale")
     assert evaluator.asked == [None]
 
@@ -192,21 +91,23 @@ def test_trials_without_metrics_and_stopped_ones_never_win(engine: EngineServer)
         evaluator.blind = lambda c: c.max_num_batched_tokens <= 512
         evaluator.stop = lambda c: c.max_num_batched_tokens > 512
 
-    result, _ = tune(engine, cliff, prepare=bad, apply=True, max_trials=8)
+    result, _ = tune(engine.admin_url, cliff, prepare=bad, apply=True, max_trials=8)
     assert result.outcome == "Kept"
     assert {t.decision for t in result.trials} <= {"incumbent", "unknown", "stopped"}
 
 
 def test_a_pause_before_and_a_pause_in_the_middle_try_nothing_more(engine: EngineServer) -> None:
-    result, evaluator = tune(engine, cliff, pause=lambda asked: "paused by a person")
+    result, evaluator = tune(engine.admin_url, cliff, pause=lambda asked: "paused by a person")
     assert (result.outcome, evaluator.asked) == ("Paused", [])
-    result, evaluator = tune(engine, cliff, pause=lambda asked: "paused by a person" if asked else None)
+    result, evaluator = tune(
+        engine.admin_url, cliff, pause=lambda asked: "paused by a person" if asked else None
+    )
     assert (result.outcome, evaluator.asked) == ("Paused", [None])
 
 
 def test_no_exploring_when_the_error_budget_is_spent(engine: EngineServer) -> None:
     live = dataclasses.replace(OFFLINE, error_budget_left=0.2)
-    result, evaluator = tune(engine, cliff, limits=live)
+    result, evaluator = tune(engine.admin_url, cliff, limits=live)
     assert (result.outcome, evaluator.asked) == ("Paused", [None])
     assert "error budget" in result.reason
 
@@ -222,7 +123,7 @@ def test_after_a_rollback_the_incumbent_runs_for_three_windows(engine: EngineSer
 
         evaluator.stop = stop
 
-    _, evaluator = tune(engine, lambda _: 0.4, limits=live, prepare=stop_the_first, max_trials=4)
+    _, evaluator = tune(engine.admin_url, lambda _: 0.4, limits=live, prepare=stop_the_first, max_trials=4)
     first = evaluator.asked.index(stopped[0])
     assert evaluator.asked[first + 1 : first + 4] == [None, None, None]
     assert evaluator.asked[first + 4] is not None
@@ -232,7 +133,7 @@ def test_live_traffic_is_confirmed_in_randomly_ordered_pairs(engine: EngineServe
     def first_is_good(config: LiveConfig) -> float:
         return 0.9 if config.max_num_batched_tokens == 2048 else 0.02
 
-    result, _ = tune(engine, first_is_good, same_requests=False, pairs=8, apply=True, seed=1)
+    result, _ = tune(engine.admin_url, first_is_good, same_requests=False, pairs=8, apply=True, seed=1)
     assert result.outcome == "Applied", result.reason
     confirm = [t.measurement.config == result.before for t in result.trials if t.role == "confirm"]
     pairs = list(zip(confirm[::2], confirm[1::2], strict=True))
@@ -242,13 +143,13 @@ def test_live_traffic_is_confirmed_in_randomly_ordered_pairs(engine: EngineServe
 
 
 def test_a_time_limit_leaves_out_what_would_not_fit(engine: EngineServer) -> None:
-    result, evaluator = tune(engine, cliff, time_limit_s=1e-9)
+    result, evaluator = tune(engine.admin_url, cliff, time_limit_s=1e-9)
     assert (result.outcome, evaluator.asked) == ("Kept", [None])
 
 
 def test_the_same_seed_makes_the_same_run(engine: EngineServer) -> None:
     def tried(seed: int) -> list[LiveConfig | None]:
-        return tune(engine, lambda _: 0.4, seed=seed)[1].asked
+        return tune(engine.admin_url, lambda _: 0.4, seed=seed)[1].asked
 
     assert tried(5) == tried(5)
 
@@ -265,13 +166,13 @@ def test_the_command_tunes_a_real_engine_without_a_restart(
     engine: EngineServer, bursts: Path, tmp_path: Path
 ) -> None:
     before = engine.live_config()
-    flags = ("--bounds", "max_num_seqs=1:16", "--seed", "2", "--apply")
+    flags = ("--bounds", "max_num_seqs=1:16", "--seed", "2", "--apply", "--json")
     done = subprocess.run(
         command(engine, bursts, tmp_path, *flags), capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "result.json").read_text())
-    assert json.loads(done.stdout)["verdict"] == result["verdict"]
+    assert json.loads(done.stdout) == result
     assert result["verdict"]["outcome"] == "Applied", done.stderr
     assert [t["role"] for t in result["trials"]] == ["incumbent", "explore", "confirm"]
     assert all(t["n"] == 40 for t in result["trials"])

@@ -15,6 +15,7 @@ from trimtab_engine.core.live import LiveConfig
 from trimtab_tuner.errors import ServerError
 from trimtab_tuner.lease import Lease
 from trimtab_tuner.target import (
+    Promotion,
     Target,
     TargetRefused,
     TargetUnauthorised,
@@ -122,13 +123,14 @@ def test_a_refused_config_names_path_value_and_range_and_changes_nothing(engine:
 
 
 def test_a_promoted_config_becomes_the_incumbent_and_stays(engine: EngineServer) -> None:
-    async def work(target: Target) -> int:
+    async def work(target: Target) -> Promotion:
         config = (await target.read()).incumbent.config
         return await target.promote(dataclasses.replace(config, max_num_seqs=5))
 
-    generation = with_target(engine.admin_url, work)
+    promotion = with_target(engine.admin_url, work)
     incumbent = engine.live_config()["incumbent"]
-    assert (incumbent["generation"], incumbent["source"]) == (generation, "Recommendation")
+    assert promotion == Promotion(incumbent["generation"], in_force=True)
+    assert incumbent["source"] == "Recommendation"
     assert incumbent["config"]["max_num_seqs"] == 5
 
 

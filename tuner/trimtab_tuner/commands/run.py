@@ -28,6 +28,7 @@ from typing import Any
 
 import httpx
 
+from trimtab_engine.core.live import POLICIES, LiveConfig
 from trimtab_tuner import guardrails, space
 from trimtab_tuner.audit import Audit, plain
 from trimtab_tuner.errors import InputError, ServerError
@@ -97,8 +98,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     search.add_argument("--time-limit", metavar="TIME", help="begin nothing that would end later than this")
     search.add_argument(
         "--parameters",
-        default=",".join(space.DEFAULT_KNOBS),
-        help=f"knobs, separated by commas: {', '.join(space.WHY)} (default the first two)",
+        metavar="KNOBS",
+        help=f"separated by commas: {', '.join(space.WHY)} (default: what the service allows, else the first two)",
     )
     search.add_argument(
         "--bounds",
@@ -162,6 +163,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     end.add_argument(
         "--recommend", action="store_true", help="only report a confirmed candidate (this is the default)"
     )
+    parser.add_argument("--json", action="store_true", help="print the result document to stdout")
     parser.add_argument("--out", metavar="DIR", help="folder for result.json, audit.jsonl and raw replays")
 
 
@@ -177,8 +179,8 @@ def main(args: argparse.Namespace) -> int:
         path = out / "result.json"
         path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
         print(f"wrote {path}", file=sys.stderr)
-    assert isinstance(document, dict), "a mapping stays one"
-    print(json.dumps({"incumbent": document["incumbent"], "verdict": document["verdict"]}, allow_nan=False))
+    if args.json:
+        print(json.dumps(document, allow_nan=False))
     return 1 if result.outcome in ("Unknown", "Paused") else 0
 
 
@@ -248,8 +250,13 @@ async def _run(
             exists = args.pause_file is not None and Path(args.pause_file).exists()
             return guardrails.paused(await target.status(), pause_file=exists)
 
-        bounds = _bounds(args.bounds)
-        knobs = tuple(filter(None, (k.strip() for k in args.parameters.split(","))))
+        knobs, bounds, policies = allowed_search(status, args.parameters, args.bounds)
+
+        def make_space(config: LiveConfig) -> tuple[space.Knob, ...]:
+            return space.build(
+                config, readback.ceilings, knobs=knobs, bounds=bounds, tile=args.tile, policies=policies
+            )
+
         evaluator = LiveEvaluator(
             target,
             source,
@@ -267,16 +274,14 @@ async def _run(
             target=target,
             evaluator=evaluator,
             make_study=lambda found: Study(found, seed=args.seed, storage=args.storage),
-            make_space=lambda config: space.build(
-                config, readback.ceilings, knobs=knobs, bounds=bounds, tile=args.tile
-            ),
+            make_space=make_space,
             limits=limits,
             options=options,
             audit=Audit(out / "audit.jsonl" if out else None),
             view=view,
             paused=paused,
         )
-        space.build(readback.incumbent.config, readback.ceilings, knobs=knobs, bounds=bounds, tile=args.tile)
+        make_space(readback.incumbent.config)  # wrong flags are said before anything is measured
         result = await run.execute()
     meta: dict[str, object] = {
         "control": target.url,
@@ -334,6 +339,24 @@ def _workload(
         options=ReplayOptions(model=args.model, api_key=key),
         out_dir=out,
     )
+
+
+def allowed_search(
+    status: Mapping[str, Any], parameters: str | None, bound_texts: list[str]
+) -> tuple[tuple[str, ...], dict[str, tuple[int, int]], tuple[str, ...]]:
+    """Knobs, bounds and policies: flags first, then what the operator says the service's owner allows, then defaults."""
+    tuning = status.get("tuning") or {}
+    allowed = {p["name"]: p for p in tuning.get("parameters", ()) if p.get("name") in space.WHY}
+    knobs = tuple(filter(None, (k.strip() for k in (parameters or "").split(","))))
+    knobs = knobs or tuple(name for name in space.WHY if name in allowed) or space.DEFAULT_KNOBS
+    bounds = {
+        name: (int(p["min"]), int(p["max"]))
+        for name, p in allowed.items()
+        if name in knobs and p.get("min") is not None and p.get("max") is not None
+    }
+    bounds.update(_bounds(bound_texts))
+    choices = (allowed.get("scheduling_policy") or {}).get("choices")
+    return knobs, bounds, tuple(choices) if choices else POLICIES
 
 
 def _bounds(texts: list[str]) -> dict[str, tuple[int, int]]:
