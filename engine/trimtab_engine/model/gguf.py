@@ -60,6 +60,7 @@ _LLAMA3_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_SPLITTINGS = ("default", "gpt-2", "smollm", "llama-bpe", "llama3", "qwen2")
 _QWEN2_WORDS = _LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
@@ -140,6 +141,7 @@ def convert(source: Path, folder: Path, progress: Callable[[float], None] = lamb
         if not key.startswith("tokenizer.ggml.tok")
     }
     config = _config(metadata, {tensor.name: tensor for tensor in reader.tensors})
+    _check_splitting(metadata)  # before transformers is imported, which takes seconds
     folder.mkdir(parents=True)
     _write_json(folder / "config.json", config)
     _write_tokenizer(source, folder, metadata)
@@ -222,7 +224,7 @@ def _write_tokenizer(source: Path, folder: Path, metadata: dict[str, Any]) -> No
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
-    kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "default")
+    kind, pre = metadata.get("tokenizer.ggml.model"), _splitting(metadata)
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name)
     except (OSError, ValueError, KeyError, NotImplementedError, ImportError) as error:
@@ -241,6 +243,16 @@ def _write_tokenizer(source: Path, folder: Path, metadata: dict[str, Any]) -> No
         raw = json.loads(Path(path).read_text(encoding="utf-8"))
         raw["model"]["ignore_merges"] = True  # Llama 3 takes a word that is a token whole
         _write_json(Path(path), raw)
+
+
+def _splitting(metadata: dict[str, Any]) -> str:
+    return str(metadata.get("tokenizer.ggml.pre", "default"))
+
+
+def _check_splitting(metadata: dict[str, Any]) -> None:
+    pre = _splitting(metadata)
+    if metadata.get("tokenizer.ggml.model") == "gpt2" and pre not in _SPLITTINGS:
+        raise ModelLoadError(f"tokenizer.ggml.pre is {pre!r}; supported are {', '.join(_SPLITTINGS)}")
 
 
 def _set_word_splitting(tokenizer: Any, pre: str) -> None:
@@ -263,13 +275,10 @@ def _set_word_splitting(tokenizer: Any, pre: str) -> None:
         )
     elif pre in ("llama3", "llama-bpe"):
         tokenizer.pre_tokenizer = words(_LLAMA3_WORDS)
-    elif pre == "qwen2":
+    else:
+        assert pre == "qwen2", "the only one left in _SPLITTINGS"
         tokenizer.pre_tokenizer = words(_QWEN2_WORDS)
         tokenizer.normalizer = normalizers.NFC()
-    else:
-        raise ModelLoadError(
-            f"tokenizer.ggml.pre is {pre!r}; supported are default, gpt-2, smollm, llama-bpe, llama3, qwen2"
-        )
 
 
 def _set_bos(tokenizer: Any, bos: str | None) -> None:
