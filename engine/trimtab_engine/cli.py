@@ -304,7 +304,11 @@ def _add_operation(serve: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help='gets {"port", "admin_port", "pid"} once both ports are open',
     )
-    group.add_argument("--record-steps", metavar="FILE", help="write every step, for replay in the simulator")
+    group.add_argument(
+        "--record-steps",
+        metavar="FILE",
+        help="write every step with its token ids, for replay without the model",
+    )
     group.add_argument("--log-format", choices=logs.FORMATS, default="text", help="of stderr (%(default)s)")
 
 

@@ -58,7 +58,10 @@ def _serve(channel: EngineChannel, init: Init, backlog: list[ToEngine]) -> int:
     live = LiveConfig.from_json(init.live, config.ceilings)
     channel.send(Loading("import", 0.0))
     # Here, not at the top: importing torch takes seconds, and until it is done nobody would hear from us.
-    from trimtab_engine.runtime.runner import Runner
+    try:
+        from trimtab_engine.runtime.runner import Runner
+    except ModuleNotFoundError as error:
+        raise ModelLoadError(f"{error}; the engine needs the extra: pip install 'trimtab[engine]'") from error
 
     runner = Runner(config, lambda stage, fraction: channel.send(Loading(stage, fraction)))
     info = runner.info
