@@ -8,9 +8,10 @@ prefix within one salt. A hit also compares tokens, parent and salt, so that a c
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
+from struct import Struct
 
 from trimtab_engine.core.blocks import BlockPool
 from trimtab_engine.core.request import Request
@@ -18,23 +19,25 @@ from trimtab_engine.core.request import Request
 KEY_BYTES = 16
 
 
+@lru_cache(maxsize=1024)
 def root_key(salt: str | None) -> bytes:
     """Parent key of a first block. The tags keep "no salt" apart from any salt; a further kind gets a further tag."""
     tagged = b"none" if salt is None else b"salt" + salt.encode()
     return blake2b(tagged, digest_size=KEY_BYTES).digest()
 
 
-def block_key(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """Key of a full block that holds `tokens` after the prefix that `parent` stands for."""
-    return blake2b(parent + array("q", tokens).tobytes(), digest_size=KEY_BYTES).digest()
+def block_key(parent: bytes, packed: bytes) -> bytes:
+    """Key of a full block with these tokens, packed as 32-bit integers, after the prefix that `parent` stands for."""
+    return blake2b(parent + packed, digest_size=KEY_BYTES).digest()
 
 
 def prefix_keys(token_ids: Sequence[int], block_size: int, salt: str | None = None) -> list[bytes]:
     """Keys of all full blocks of a prompt, first to last: equal keys mean shareable prefixes."""
     keys: list[bytes] = []
+    pack = Struct(f"{block_size}i").pack
     parent = root_key(salt)
     for end in range(block_size, len(token_ids) + 1, block_size):
-        parent = block_key(parent, token_ids[end - block_size : end])
+        parent = block_key(parent, pack(*token_ids[end - block_size : end]))
         keys.append(parent)
     return keys
 
@@ -42,10 +45,12 @@ def prefix_keys(token_ids: Sequence[int], block_size: int, salt: str | None = No
 class PrefixCache:
     """Finds and publishes blocks by their key. `request.block_hashes` memoises the chain of one request."""
 
-    __slots__ = ("_pool", "block_size", "enabled")
+    __slots__ = ("_pack", "_pool", "block_size", "enabled")
 
     def __init__(self, pool: BlockPool, block_size: int, enabled: bool) -> None:
         self._pool = pool
+        # Packed tokens are hashed and compared several times faster than lists of integers.
+        self._pack = Struct(f"{block_size}i").pack
         self.block_size = block_size
         self.enabled = enabled
 
@@ -62,15 +67,17 @@ class PrefixCache:
         """
         if not self.readable(request):
             return []
-        pool, size, salt = self._pool, self.block_size, request.cache_salt
-        token_ids = request.token_ids
+        pool, size, salt, pack = self._pool, self.block_size, request.cache_salt, self._pack
+        token_ids, hashes = request.token_ids, request.block_hashes
         hits: list[int] = []
         parent = root_key(salt)
         for index in range((len(token_ids) - 1) // size):
-            tokens = token_ids[index * size : (index + 1) * size]
-            key = self._key(request, index, parent, tokens)
+            packed = pack(*token_ids[index * size : (index + 1) * size])
+            if index == len(hashes):
+                hashes.append(block_key(parent, packed))
+            key = hashes[index]
             block = pool.find(key)
-            if block is None or pool.contents(block) != (parent, salt, tokens):
+            if block is None or pool.contents(block) != (parent, salt, packed):
                 break
             hits.append(block)
             parent = key
@@ -78,22 +85,13 @@ class PrefixCache:
 
     def publish(self, request: Request) -> None:
         """Make the request's full computed blocks findable. Called once the step that wrote them has succeeded."""
-        size, salt = self.block_size, request.cache_salt
-        hashes = request.block_hashes
+        size, salt, pack = self.block_size, request.cache_salt, self._pack
+        token_ids, hashes = request.token_ids, request.block_hashes
         for index in range(request.num_published, request.num_computed // size):
-            tokens = request.token_ids[index * size : (index + 1) * size]
+            packed = pack(*token_ids[index * size : (index + 1) * size])
             parent = hashes[index - 1] if index else root_key(salt)
-            key = self._key(request, index, parent, tokens)
+            if index == len(hashes):
+                hashes.append(block_key(parent, packed))
             # An equal block published earlier stays the one that is found; ours goes back to the pool unkeyed.
-            self._pool.tag(request.block_ids[index], key, (parent, salt, tokens))
-            request.num_published = index + 1
-
-    @staticmethod
-    def _key(request: Request, index: int, parent: bytes, tokens: Sequence[int]) -> bytes:
-        hashes = request.block_hashes
-        if index < len(hashes):
-            return hashes[index]
-        assert index == len(hashes), "block hashes are computed in order"
-        key = block_key(parent, tokens)
-        hashes.append(key)
-        return key
+            self._pool.tag(request.block_ids[index], hashes[index], (parent, salt, packed))
+        request.num_published = max(request.num_published, request.num_computed // size)

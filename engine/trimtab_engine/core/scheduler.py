@@ -39,6 +39,8 @@ from trimtab_engine.errors import ConfigError, RequestError
 # For how many steps the memory that a blocked request needs is remembered instead of looked up again. It can only fall
 # when somebody else computes the same prefix; looking up 2,000 cached blocks costs half a millisecond.
 NEED_REMEMBERED_STEPS = 16
+# A displacement costs the victim a recomputation; one in so many steps bounds what a stream of important requests costs.
+DISPLACEMENT_INTERVAL_STEPS = 8
 
 
 class Scheduler:
@@ -80,6 +82,7 @@ class Scheduler:
         # Of the latest step: why pass C stopped, and at whom.
         self._blocked: Blocked | None = None
         self._blocked_head: BlockedHead | None = None
+        self._next_displacement_step_id = 0
         self._first_decode = 0  # where pass A begins when the budget is smaller than the decodes
 
     # ---- messages, applied between steps -------------------------------------------------------------------------
@@ -302,24 +305,24 @@ class Scheduler:
 
     def _preempt(self, victim: Request, builder: StepBuilder) -> None:
         """Take a running request's memory, and its row of this step if it has one."""
+        assert victim not in builder.admitted, "admission counts what the passes after it will need"
         builder.withdraw(victim)
-        if victim in builder.admitted:
-            builder.admitted.remove(victim)
-            self._state.take_back(victim)
-        else:
-            builder.preempted.append(victim)
-            self._state.preempt(victim)
+        builder.preempted.append(victim)
+        self._state.preempt(victim)
 
     def _displace(self, builder: StepBuilder) -> None:
         """Give a running request's place to a more important waiting one that the latest step could not admit.
 
-        At most one a step, and none in the step after one (which must first try to admit), only by the strict rule of
-        `policy.may_displace`, only when it can help, and never to reach a lowered `max_num_seqs`, which drains.
+        At most one in `DISPLACEMENT_INTERVAL_STEPS`, only by the strict rule of `policy.may_displace`, only when it can
+        help, and never to reach a lowered `max_num_seqs`, which drains.
         """
         known, state = self._blocked_head, self._state
         if not self._policy.displaces or known is None or known.request is not state.queue.peek():
             return
-        weaker = [r for r in state.running if policies.may_displace(known.request, r)]
+        if self._next_step_id < self._next_displacement_step_id:
+            return
+        head, priority = known.request, known.request.priority
+        weaker = [r for r in state.running if r.priority > priority and policies.may_displace(head, r)]
         if not weaker:
             return
         if self._blocked == "max_num_seqs":
@@ -328,6 +331,7 @@ class Scheduler:
             helps = self._blocked == "memory" and self._would_free(weaker, known.needed - known.available)
         if helps:
             state.counters.displacements += 1
+            self._next_displacement_step_id = self._next_step_id + DISPLACEMENT_INTERVAL_STEPS
             self._preempt(policies.choose_victim(weaker), builder)
 
     def _would_free(self, requests: list[Request], num_blocks: int) -> bool:

@@ -79,7 +79,7 @@ def test_salts_keep_tenants_apart() -> None:
 def test_a_colliding_hash_is_a_miss_because_tokens_and_salt_are_compared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(prefix, "block_key", lambda parent, tokens: b"always the same key")
+    monkeypatch.setattr(prefix, "block_key", lambda parent, packed: b"always the same key")
     pool = BlockPool(16)
     cache = PrefixCache(pool, SIZE, enabled=True)
     published(pool, cache, [1, 2, 3, 4])

@@ -269,16 +269,19 @@ def test_prefill_first_gives_decodes_what_prompts_leave() -> None:
     engine.finish()
 
 
-def test_prefill_first_does_not_admit_what_the_decodes_of_the_same_step_would_evict() -> None:
-    engine = Engine(make_scheduler(num_blocks=6, block_size=4, live=make_live(), prefill_first=True))
-    old = [make_request(prompt=8, max_tokens=6) for _ in range(2)]
-    engine.add(*old)
+def test_prefill_first_leaves_the_blocks_that_the_decodes_of_the_same_step_need() -> None:
+    # Both decodes need a block in the second step, when two are free and the newcomer would take them first.
+    live = make_live(policy="priority")
+    engine = Engine(make_scheduler(num_blocks=6, block_size=4, live=live, prefill_first=True))
+    running = [make_request(prompt=8, max_tokens=5, priority=9) for _ in range(2)]
+    engine.add(*running)
     engine.step()
-    engine.add(make_request(prompt=8, max_tokens=2))
-    engine.step()
-    assert engine.scheduler.stats.num_running == 2
-    assert engine.scheduler.stats.preemptions_recompute == 0
+    urgent = make_request(prompt=8, max_tokens=2, priority=0)
+    engine.add(urgent)
+    step = engine.step()
+    assert (step.requests, step.preempted) == (running, [])
     engine.finish()
+    assert_as_if_alone(*running, urgent)
 
 
 def test_same_input_gives_the_same_steps() -> None:

@@ -68,7 +68,7 @@ def test_the_watermark_holds_while_something_runs_and_never_when_the_engine_is_i
     engine = Engine(
         make_scheduler(num_blocks=200, block_size=4, max_model_len=800, live=make_live(budget=800))
     )
-    running, large = make_request(prompt=4, max_tokens=9), make_request(prompt=196 * 4, max_tokens=4)
+    running, large = make_request(prompt=4, max_tokens=9), make_request(prompt=199 * 4, max_tokens=4)
     engine.add(running)
     engine.step()
     just_fits = make_request(prompt=197 * 4 - 8, max_tokens=4)
@@ -151,17 +151,18 @@ def test_a_recomputed_sequence_longer_than_the_budget_is_chunked_without_new_tok
 
 
 def test_a_request_that_is_its_own_victim_waits_and_the_others_go_on() -> None:
-    # Under priority the running list is not sorted: the requester may be the least important of all.
-    engine = Engine(make_scheduler(num_blocks=6, block_size=4, live=make_live(policy="priority")))
-    low, high = make_request(8, 12, priority=9), make_request(7, 12, priority=0)
+    # Under priority the running list is not sorted: more important ones may stand behind the one that gives way.
+    engine = Engine(make_scheduler(num_blocks=9, block_size=4, live=make_live(policy="priority")))
+    before, low, behind = make_request(5, 12), make_request(8, 12, priority=9), make_request(5, 12)
+    engine.add(before)
+    engine.step()
     engine.add(low)
     engine.step()
-    engine.add(high)
-    engine.until_preempted()
-    assert engine.steps[-1].preempted == [low]
-    assert high in engine.steps[-1].requests
+    engine.add(behind)
+    assert engine.until_preempted().preempted == [low]
+    assert engine.steps[-1].requests == [before, behind]
     engine.finish()
-    assert_as_if_alone(low, high)
+    assert_as_if_alone(before, low, behind)
 
 
 def test_a_victim_already_scheduled_in_this_step_is_taken_out_of_it() -> None:
@@ -205,16 +206,21 @@ def test_a_victim_earlier_in_the_list_costs_nobody_else_a_step() -> None:
 
 
 def test_the_budget_of_a_victims_row_is_spent_again_in_the_same_step() -> None:
-    live = make_live(budget=2, seqs=2, policy="priority")
-    engine = Engine(make_scheduler(num_blocks=6, block_size=4, live=live))
-    low, high = make_request(9, 9, priority=9), make_request(8, 12, priority=0)
-    engine.add(low, high)
+    live = make_live(budget=4, seqs=4, policy="priority")
+    engine = Engine(make_scheduler(num_blocks=16, block_size=4, live=live))
+    low, high = make_request(6, 30, priority=9), make_request(8, 30, priority=0)
+    document = make_request(prompt=40, max_tokens=2, priority=1)
+    engine.add(low)
+    engine.until(lambda: low.num_output_tokens > 0)
+    engine.add(high)
+    engine.until(lambda: high.num_output_tokens > 0)
+    engine.add(document)
     step = engine.until_preempted()
     assert step.preempted == [low]
-    assert step.requests == [high]
-    assert step.num_tokens <= 2
+    assert low.num_in_flight == 0
+    assert (step.requests, step.num_tokens) == ([high, document], 4)
     engine.finish()
-    assert_as_if_alone(low, high)
+    assert_as_if_alone(low, high, document)
 
 
 def test_a_half_prefilled_victim_starts_over_and_says_the_same() -> None:
@@ -261,6 +267,7 @@ def test_the_last_request_out_of_memory_fails_alone_and_the_engine_goes_on() -> 
     assert "17 tokens do not fit into the pool of 16" in endless.error
     assert engine.events[-1].token_id is None
     assert engine.events[-1].finished
+    assert engine.scheduler.stats.preemptions_recompute == 0
     assert endless.num_output_tokens == 9  # all that fits: 16 cells, and a last token without KV
     after = make_request(prompt=8, max_tokens=4)
     engine.add(after)

@@ -1,8 +1,11 @@
 """The priority policy on whole steps: order, displacement, aging, and that nobody starves."""
 
+from itertools import pairwise
+
 from support.core_builders import Engine, assert_as_if_alone, make_live, make_request, make_scheduler
 from trimtab_engine.core.policy import MAX_DISPLACEMENTS
 from trimtab_engine.core.request import RequestState
+from trimtab_engine.core.scheduler import DISPLACEMENT_INTERVAL_STEPS
 
 
 def test_waiting_requests_are_admitted_by_priority() -> None:
@@ -101,16 +104,32 @@ def test_nobody_is_displaced_when_it_would_not_help() -> None:
 
 def test_a_request_is_displaced_only_so_often() -> None:
     engine = Engine(make_scheduler(live=make_live(seqs=1, policy="priority")))
-    low = make_request(max_tokens=60, priority=9)
+    low = make_request(max_tokens=90, priority=9)
     engine.add(low)
     engine.step()
     for _ in range(MAX_DISPLACEMENTS + 3):
         engine.add(make_request(max_tokens=1, priority=0))
-        for _ in range(6):
+        for _ in range(12):
             engine.step()
     assert low.num_preemptions == MAX_DISPLACEMENTS
     engine.finish()
     assert_as_if_alone(low)
+
+
+def test_a_stream_of_important_requests_displaces_only_one_in_so_many_steps() -> None:
+    engine = Engine(make_scheduler(live=make_live(seqs=4, policy="priority")))
+    low = [make_request(max_tokens=60, priority=9) for _ in range(4)]
+    engine.add(*low)
+    engine.step()
+    for _ in range(30):
+        engine.add(make_request(max_tokens=40, priority=0))
+        engine.step()
+    displacing = [i for i, s in enumerate(engine.steps) if s.preempted]
+    assert len(displacing) >= 3
+    gaps = [b - a for a, b in pairwise(displacing)]
+    assert min(gaps) >= DISPLACEMENT_INTERVAL_STEPS
+    engine.finish()
+    assert_as_if_alone(*low)
 
 
 def test_fcfs_never_displaces_and_counts_the_priorities_it_ignores() -> None:
