@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
+from pathlib import Path
 
 import httpx
 import pytest
@@ -13,7 +14,7 @@ from trimtab_tuner.errors import ServerError
 from trimtab_tuner.replay import ReplayOptions, replay
 from trimtab_tuner.slo import Slo
 from trimtab_tuner.stats import outcomes, summarise
-from trimtab_tuner.trace import Trace, TraceRequest
+from trimtab_tuner.trace import Trace, TraceRequest, load
 
 SLO = Slo(60.0, 30.0)
 
@@ -97,3 +98,26 @@ def test_an_unknown_slo_class_and_token_ids_outside_the_vocabulary_are_told_apar
             slo=SLO,
             options=ReplayOptions(token_id_range=(10_000_000, 10_000_100)),
         )
+
+
+def test_what_the_engine_recorded_is_a_trace_of_what_was_sent(
+    served_engine: EngineServer, tmp_path: Path
+) -> None:
+    workload = f"{served_engine.admin_url}/admin/workload"
+    cursor = httpx.get(workload, timeout=30.0).json()["next"]
+    lengths = [(48, 3), (33, 2), (48, 5)]
+    blocks = ("a", "b", "c")
+    sent = trace_of(
+        *(TraceRequest(0.2 * n, p, o, prefix_block_ids=blocks) for n, (p, o) in enumerate(lengths)), block=16
+    )
+    replay(sent, served_engine.url, slo=SLO)
+    path = tmp_path / "workload.json"
+    path.write_text(httpx.get(workload, params={"since": cursor}, timeout=30.0).text)
+    recorded = load(path)
+    # The replayer's own test request comes first.
+    found = recorded.requests[1:]
+    assert [(r.prompt_tokens, r.output_tokens) for r in found] == lengths
+    assert recorded.prefix_block_tokens == 16
+    first, second, third = (r.prefix_block_ids or () for r in found)
+    assert first[:2] == second[:2] == third[:2]
+    assert recorded.span_s > 0.0

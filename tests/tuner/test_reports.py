@@ -242,7 +242,12 @@ def test_the_command_takes_labels_compressed_results_and_a_tuning_run(
     replayed().save(tmp_path / "bursty.json")
     (tmp_path / "result.json").write_text(json.dumps(tuning()))
     out = tmp_path / "r.html"
-    arguments = [f"uniform={tmp_path}/even.json.gz", f"{tmp_path}/bursty.json", f"{tmp_path}/result.json"]
+    arguments = [
+        f"uniform={tmp_path}/even.json.gz",
+        f"{tmp_path}/bursty.json",
+        "--run",
+        f"{tmp_path}/result.json",
+    ]
     assert main(["report", *arguments, "--out", str(out)]) == 0
     assert out.exists()
     assert "60 of 60 ok" in capsys.readouterr().out
@@ -251,6 +256,7 @@ def test_the_command_takes_labels_compressed_results_and_a_tuning_run(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["t.json", "t.json", "a.json"], "only one tuning run"),
         (["absent.json"], "a readable replay result"),
         (["=x.json"], "LABEL=FILE"),
         (["a.json", "a.json"], "a label that is not taken"),

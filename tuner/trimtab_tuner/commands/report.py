@@ -27,9 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare flags."""
     parser.add_argument(
         "results",
-        nargs="+",
+        nargs="*",
         metavar="[LABEL=]RESULT",
         help="replay result (.json, .json.gz) or a run's result.json",
+    )
+    parser.add_argument(
+        "--run", metavar="FILE", help="result.json of a tuning run; the same as naming it among the results"
     )
     parser.add_argument(
         "--out",
@@ -42,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Load, build, write, and print the table."""
-    results, tuning = load(args.results)
+    results, tuning = load([*args.results, *([args.run] if args.run else [])])
     report = reports.build(results, tuning, args.title)
     page, twin = reports.write(report, args.out)
     if report.summaries:

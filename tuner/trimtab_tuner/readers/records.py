@@ -33,13 +33,14 @@ def rows(path: str, file: IO[str]) -> Iterator[Row]:
     """Rows in file order. Records of one reply share its line number."""
     for line, value in json_rows(path, file):
         records = value.get("records")
+        block_size = value.get("block_size", DEFAULT_BLOCK_TOKENS)
         for record in records if isinstance(records, list) else [value]:
             if not isinstance(record, dict):
                 raise TraceError(path, line, record, "records that are JSON objects")
-            yield _row(path, line, record)
+            yield _row(path, line, record, block_size)
 
 
-def _row(path: str, line: int, value: dict[str, Any]) -> Row:
+def _row(path: str, line: int, value: dict[str, Any], block_size: object) -> Row:
     missing = [key for key in KEYS if key not in value]
     if missing:
         raise TraceError(
@@ -52,7 +53,7 @@ def _row(path: str, line: int, value: dict[str, Any]) -> Row:
     ids = block_ids(path, line, "prefix_block_ids", value.get("prefix_block_ids"))
     block_tokens = None
     if ids is not None:
-        given = value.get("prefix_block_tokens", DEFAULT_BLOCK_TOKENS)
+        given = value.get("prefix_block_tokens", block_size)
         block_tokens = tokens(path, line, "prefix_block_tokens", given)
         if block_tokens == 0:
             raise TraceError(path, line, given, "prefix_block_tokens as a whole number ≥ 1")
