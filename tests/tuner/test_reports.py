@@ -103,19 +103,31 @@ def test_failures_make_a_comparison_infinite_rather_than_better() -> None:
     assert (row(found, "goodput (both targets met)").after or 1.0) < 0.67
 
 
+def pairs(report: reports.Report) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    return [(c.before, c.after) for c in report.bursts], [(c.before, c.after) for c in report.tuned]
+
+
 def test_results_are_matched_by_label_or_by_what_they_sent_and_under_which_config() -> None:
     even, bursty, tuned = replayed("uniform"), replayed(), replayed(budget=256)
     named = reports.build({"uniform": even, "bursty": bursty, "after": tuned})
+    assert pairs(named) == ([("uniform", "bursty")], [("bursty", "after")])
     unnamed = reports.build({"x": even, "y": bursty, "z": tuned})
-    for found, labels in ((named, ("uniform", "bursty", "after")), (unnamed, ("x", "y", "z"))):
-        assert found.bursts is not None
-        assert (found.bursts.before, found.bursts.after) == labels[:2]
-        assert found.tuned is not None
-        assert (found.tuned.before, found.tuned.after) == labels[1:]
-    alone = reports.build({"only": bursty})
-    assert (alone.bursts, alone.tuned) == (None, None)
+    assert pairs(unnamed) == ([("x", "y")], [("y", "z")])
+    assert pairs(reports.build({"only": bursty})) == ([], [])
     with pytest.raises(InputError):
         reports.build({})
+
+
+def test_four_replays_around_a_tuning_run_give_four_comparisons_bursts_first() -> None:
+    labels = ["uniform, before", "bursty, before", "uniform, after", "bursty, after"]
+    results = dict(
+        zip(labels, [replayed("uniform"), replayed(), replayed("uniform"), replayed()], strict=True)
+    )
+    # The configs are equal, as when tuning kept the incumbent: the labels alone say which is which.
+    assert pairs(reports.build(results)) == (
+        [("uniform, before", "bursty, before"), ("uniform, after", "bursty, after")],
+        [("bursty, before", "bursty, after"), ("uniform, before", "uniform, after")],
+    )
 
 
 def test_what_limits_the_conclusions_is_said() -> None:
@@ -194,7 +206,7 @@ def test_the_page_stands_alone_says_caveats_first_and_has_a_json_twin(tmp_path: 
     document = json.loads(twin.read_text())
     assert document["schema"] == "trimtab.report/1"
     assert document["results"]["bursty"]["summary"] == summarise(results["bursty"]).to_json()
-    assert document["comparisons"]["before_to_after"]["rows"][0]["n_before"] == 62
+    assert document["comparisons"]["before_to_after"][0]["rows"][0]["n_before"] == 62
     assert document["tuning"]["verdict"]["outcome"] == "Applied"
     assert document["caveats"] == list(report.caveats)
 

@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -45,8 +45,8 @@ class Report:
     title: str
     results: Mapping[str, ReplayResult]
     summaries: Mapping[str, Summary]
-    bursts: Comparison | None
-    tuned: Comparison | None
+    bursts: tuple[Comparison, ...]
+    tuned: tuple[Comparison, ...]
     tuning: Mapping[str, Any] | None
     caveats: tuple[str, ...]
 
@@ -63,9 +63,8 @@ class Report:
                 for label, result in self.results.items()
             },
             "comparisons": {
-                name: _comparison_json(found)
-                for name, found in (("uniform_to_bursty", self.bursts), ("before_to_after", self.tuned))
-                if found is not None
+                "uniform_to_bursty": [_comparison_json(found) for found in self.bursts],
+                "before_to_after": [_comparison_json(found) for found in self.tuned],
             },
             "tuning": self.tuning,
         }
@@ -76,23 +75,19 @@ def build(
     tuning: Mapping[str, Any] | None = None,
     title: str = "Trimtab report",
 ) -> Report:
-    """Find what can be compared. Labels that mean something: uniform, bursty, before, after.
+    """Find what can be compared. Words in labels that mean something: uniform and bursty, before and after.
 
-    Without such labels: the first result with even arrivals against the first other one of the same requests, and the first two
-    of the same requests at the same times under different live configs. Raises InputError when there is nothing to show.
+    Labels that differ in such a word alone are compared (`uniform` with `bursty`; `bursty, before` with `bursty, after`). Without
+    such labels results are matched by what they sent: even arrivals against others of the same requests under the same live
+    config, and the same requests at the same times under different ones. Raises InputError when there is nothing to show.
     """
     if not results and tuning is None:
         raise InputError("report", "nothing", "at least one replay result or tuning result")
     summaries = {label: summarise(result) for label, result in results.items()}
-    bursts, tuned = _bursts(results), _tuned(results)
-    comparisons = {
-        name: None if pair is None else compare(pair, results[pair[0]], results[pair[1]])
-        for name, pair in (("bursts", bursts), ("tuned", tuned))
-    }
-    caveats = _caveats(results, summaries, list(comparisons.values()), tuning)
-    return Report(
-        title, results, summaries, comparisons["bursts"], comparisons["tuned"], tuning, tuple(caveats)
-    )
+    bursts = tuple(compare(pair, results[pair[0]], results[pair[1]]) for pair in _bursts(results))
+    tuned = tuple(compare(pair, results[pair[0]], results[pair[1]]) for pair in _tuned(results))
+    caveats = _caveats(results, summaries, [*bursts, *tuned], tuning)
+    return Report(title, results, summaries, bursts, tuned, tuning, tuple(caveats))
 
 
 def load_tuning(path: str | Path) -> dict[str, Any]:
@@ -173,14 +168,12 @@ def figures(report: Report) -> dict[str, Figure]:
         found["distributions"] = plots.distributions(report.results, colours)
         found["percentiles"] = plots.percentiles(report.summaries, colours)
         found["timeline"] = plots.timeline(report.results)
-    if report.bursts is not None:
-        pair = {label: report.results[label] for label in (report.bursts.before, report.bursts.after)}
-        found["arrivals"] = plots.arrivals(pair, colours)
-        found["bursts"] = plots.distributions(pair, colours)
-    if report.tuned is not None:
-        found["tuned"] = plots.distributions(
-            {label: report.results[label] for label in (report.tuned.before, report.tuned.after)}, colours
-        )
+    for kind, comparisons in (("bursts", report.bursts), ("tuned", report.tuned)):
+        for number, comparison in enumerate(comparisons):
+            pair = {label: report.results[label] for label in (comparison.before, comparison.after)}
+            found[f"{kind}{number}"] = plots.distributions(pair, colours)
+            if kind == "bursts" and number == 0:
+                found["arrivals"] = plots.arrivals(pair, colours)
     trials = (report.tuning or {}).get("trials") or []
     if trials:
         found["budget"] = plots.budget(trials, _itl_target_s(trials[0]["config"]))
@@ -191,11 +184,9 @@ def headlines(report: Report) -> list[str]:
     """What a reader in a hurry should take away, in numbers."""
     found: list[str] = []
     for comparison, text in (
-        (report.bursts, "Bursts alone (the same requests at other times)"),
-        (report.tuned, "Before and after"),
+        *((each, "Bursts alone, the same requests at other times") for each in report.bursts),
+        *((each, "Before and after") for each in report.tuned),
     ):
-        if comparison is None:
-            continue
         parts = [
             f"{row.name} {_value(row, row.before)} → {_value(row, row.after)}"
             for row in comparison.rows
@@ -204,7 +195,7 @@ def headlines(report: Report) -> list[str]:
             and row.after is not None
         ]
         if parts:
-            found.append(f"{text}: {', '.join(parts)}.")
+            found.append(f"{text} ({comparison.before} → {comparison.after}): {'; '.join(parts)}.")
     verdict = (report.tuning or {}).get("verdict")
     if isinstance(verdict, Mapping):
         found.append(f"Tuning verdict: {verdict.get('outcome')}. {verdict.get('reason')}")
@@ -268,33 +259,47 @@ def _itl_target_s(config: Mapping[str, Any]) -> float | None:
     return None
 
 
-def _bursts(results: Mapping[str, ReplayResult]) -> tuple[str, str] | None:
-    if {"uniform", "bursty"} <= results.keys():
-        return "uniform", "bursty"
+def _bursts(results: Mapping[str, ReplayResult]) -> list[tuple[str, str]]:
+    named = _named(results, "uniform", "bursty")
+    if named:
+        return named
+    found: dict[str, tuple[str, str]] = {}  # one for each live config
     for even, first in results.items():
-        if first.meta.get("mode") != "uniform":
-            continue
         for other, second in results.items():
             same_requests = second.meta.get("lengths_hash") == first.meta.get("lengths_hash")
-            if second.meta.get("mode") != "uniform" and same_requests and _config(first) == _config(second):
-                return even, other
-    return None
+            if (
+                first.meta.get("mode") == "uniform" != second.meta.get("mode")
+                and same_requests
+                and _config(first) == _config(second)
+            ):
+                found.setdefault(str(_config(first)), (even, other))
+    return list(found.values())
 
 
-def _tuned(results: Mapping[str, ReplayResult]) -> tuple[str, str] | None:
-    if {"before", "after"} <= results.keys():
-        return "before", "after"
-    if {"bursty", "after"} <= results.keys():
-        return "bursty", "after"
+def _tuned(results: Mapping[str, ReplayResult]) -> list[tuple[str, str]]:
+    named = _named(results, "before", "after")
+    if not named and {"bursty", "after"} <= results.keys():
+        named = [("bursty", "after")]
+    found: dict[str, tuple[str, str]] = {}  # one for each set of arrivals
     labels = list(results)
     for position, before in enumerate(labels):
         for after in labels[position + 1 :]:
             first, second = results[before], results[after]
-            if first.meta.get("trace_hash") == second.meta.get("trace_hash") and _config(first) != _config(
-                second
-            ):
-                return before, after
-    return None
+            same_times = first.meta.get("trace_hash") == second.meta.get("trace_hash")
+            if same_times and _config(first) != _config(second):
+                found.setdefault(str(first.meta.get("trace_hash")), (before, after))
+    # Bursts first: they are what tuning is for.
+    return sorted(named or found.values(), key=lambda pair: results[pair[0]].meta.get("mode") == "uniform")
+
+
+def _named(results: Mapping[str, ReplayResult], first: str, second: str) -> list[tuple[str, str]]:
+    """Pairs of labels that differ in these words alone."""
+    return [
+        (a, b)
+        for a in results
+        for b in results
+        if first in a and second in b and a.replace(first, "") == b.replace(second, "")
+    ]
 
 
 def _config(result: ReplayResult) -> dict[str, Any]:
@@ -305,7 +310,7 @@ def _config(result: ReplayResult) -> dict[str, Any]:
 def _caveats(
     results: Mapping[str, ReplayResult],
     summaries: Mapping[str, Summary],
-    comparisons: list[Comparison | None],
+    comparisons: Sequence[Comparison],
     tuning: Mapping[str, Any] | None,
 ) -> list[str]:
     found: list[str] = []
@@ -353,7 +358,7 @@ def _caveats(
             note(label, "the live config changed during the replay.")
     found += [f"{', '.join(labels)}: {text}" for text, labels in said.items()]
     for comparison in comparisons:
-        if comparison is not None and not comparison.same_requests:
+        if not comparison.same_requests:
             found.append(
                 f"{comparison.before} and {comparison.after} did not send the same requests: their difference is not only what it seems."
             )
