@@ -12,6 +12,7 @@ import pytest
 from support.replay_results import replay_result, request_result
 from support.study import make_config, make_reading
 from trimtab_engine.core.live import LiveConfig
+from trimtab_tuner import page
 from trimtab_tuner import report as reports
 from trimtab_tuner.audit import plain
 from trimtab_tuner.cli import main
@@ -187,11 +188,11 @@ def test_the_page_stands_alone_says_caveats_first_and_has_a_json_twin(tmp_path: 
         "after": replayed(budget=256),
     }
     report = reports.build(results, reports.check_tuning(tuning(), "t"), title="Chat <service>")
-    page, twin = reports.write(report, tmp_path / "out" / "r.html")
+    html, twin = page.write(report, tmp_path / "out" / "r.html")
     parsed = _Page()
-    parsed.feed(page.read_text())
+    parsed.feed(html.read_text())
     assert parsed.outside == []
-    assert parsed.tags.count("svg") == len(reports.figures(report)) == 7
+    assert parsed.tags.count("svg") == len(page.figures(report)) == 7
     assert (
         parsed.text.index("Read this first") < parsed.text.index("In short") < parsed.text.index("Provenance")
     )
@@ -214,15 +215,15 @@ def test_the_page_stands_alone_says_caveats_first_and_has_a_json_twin(tmp_path: 
 @pytest.mark.parametrize("n", [0, 1, 2, 500])
 def test_pictures_can_be_drawn_of_hardly_anything_and_of_much(n: int) -> None:
     report = reports.build({"some": replayed(n=n), "failed": replayed(n=0, failed=max(1, n // 2))})
-    for figure in reports.figures(report).values():
+    for figure in page.figures(report).values():
         assert to_svg(figure).startswith("<svg")
         assert to_png(figure, dpi=20).startswith(b"\x89PNG")
 
 
 def test_a_tuning_run_alone_is_a_report() -> None:
     report = reports.build({}, reports.check_tuning(tuning(), "t"))
-    assert set(reports.figures(report)) == {"budget"}
-    assert "Applied" in reports.render(report)
+    assert set(page.figures(report)) == {"budget"}
+    assert "Applied" in page.render(report)
 
 
 def test_the_document_of_a_tuning_run_is_what_a_report_reads() -> None:
@@ -239,12 +240,12 @@ def test_the_document_of_a_tuning_run_is_what_a_report_reads() -> None:
     result = RunResult("Applied", "2 of 60 against 20", before, after, trials, None, None, None, 3)
     document = reports.check_tuning(plain(result_document(result, {"seed": 4})), "result.json")
     report = reports.build({}, document)
-    (figure,) = reports.figures(report).values()
+    (figure,) = page.figures(report).values()
     drawn = to_svg(figure)
     for said in ("2,048", "256", "target", before.scheduling_policy):
         assert said in drawn
-    assert reports.trial_rows(document)[1][2:7] == ["256", before.scheduling_policy, "60", "0", "2"]
-    assert "Applied. 2 of 60 against 20" in reports.headlines(report)[0]
+    assert page.trial_rows(document)[1][2:7] == ["256", before.scheduling_policy, "60", "0", "2"]
+    assert "Applied. 2 of 60 against 20" in page.headlines(report)[0]
 
 
 def test_the_command_takes_labels_compressed_results_and_a_tuning_run(
@@ -290,5 +291,5 @@ def test_wrong_arguments_are_named(
 
 def test_a_page_that_is_not_html_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"\.html"):
-        reports.write(reports.build({"a": replayed()}), tmp_path / "r.txt")
+        page.write(reports.build({"a": replayed()}), tmp_path / "r.txt")
     assert list(tmp_path.iterdir()) == []

@@ -17,6 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
+from trimtab_tuner import page
 from trimtab_tuner import report as reports
 from trimtab_tuner.errors import InputError
 from trimtab_tuner.result import ReplayResult
@@ -47,10 +48,10 @@ def main(args: argparse.Namespace) -> int:
     """Load, build, write, and print the table."""
     results, tuning = load([*args.results, *([args.run] if args.run else [])])
     report = reports.build(results, tuning, args.title)
-    page, twin = reports.write(report, args.out)
+    html, twin = page.write(report, args.out)
     if report.summaries:
         Console().print(summary_table(report.summaries))
-    print(f"wrote {page} and {twin}", file=sys.stderr)
+    print(f"wrote {html} and {twin}", file=sys.stderr)
     return 0
 
 
