@@ -93,6 +93,9 @@ class PrefillRow:
 
 
 INVARIANT_TILE = 64  # positions; see _prefill_in_tiles
+# Rows from which a matrix product takes the same reduction path for every larger count: 4 for MKL on AVX-512
+# (measured); 8 leaves room. The runner checks it on the machine it runs on.
+INVARIANT_ROWS = 8
 
 
 def _make_plan(batch: AttentionBatch, device: torch.device) -> list[DecodeGroup | PrefillRow]:
@@ -124,15 +127,14 @@ def _decode_group(
     batch: AttentionBatch, tables: torch.Tensor, members: list[int], length: int, device: torch.device
 ) -> DecodeGroup:
     rows = torch.tensor(members, device=device)
-    lengths = torch.tensor([batch.context_lens[i] + 1 for i in members], device=device)
+    on_host = [batch.context_lens[i] + 1 for i in members]
+    lengths = torch.tensor(on_host, device=device)
     positions = torch.arange(length, device=device).expand(len(members), length)
     valid = positions < lengths[:, None]
     positions = torch.minimum(positions, lengths[:, None] - 1)
     blocks = tables[rows].gather(1, positions // batch.block_size)
     slots = (blocks * batch.block_size + positions % batch.block_size).reshape(-1)
-    mask = None
-    if not bool((lengths == length).all()):
-        mask = valid[:, None, None]
+    mask = None if min(on_host) == length else valid[:, None, None]
     return DecodeGroup(rows, slots, mask, length)
 
 
@@ -195,7 +197,7 @@ def _prefill_in_tiles(
         first = row.start + position - row.context
         tile = query[first : first + stop - position]
         # All heads of a group are rows of one product, and never fewer rows than the products' own limit.
-        count = max(tile.shape[0], -(-_INVARIANT_ROWS // group))
+        count = max(tile.shape[0], -(-INVARIANT_ROWS // group))
         tile = F.pad(tile, (0, 0, 0, 0, 0, count - tile.shape[0]))
         rows = tile.view(count, kv_heads, group, head_dim).permute(1, 0, 2, 3).reshape(kv_heads, -1, head_dim)
         scores = torch.matmul(rows, key[:, :, :length]).mul_(scale).view(kv_heads, count, group, length)
@@ -207,6 +209,3 @@ def _prefill_in_tiles(
         result = result.view(kv_heads, count, group, head_dim).permute(1, 0, 2, 3)
         out[first : first + stop - position] = result.reshape(count, -1, head_dim)[: stop - position]
         position = stop
-
-
-_INVARIANT_ROWS = 8

@@ -18,19 +18,18 @@ from trimtab_engine.config import EngineConfig
 from trimtab_engine.core.request import Request, SamplingParams
 from trimtab_engine.core.step import Step, StepResult, TokenLogprobs
 from trimtab_engine.errors import ConfigError
+from trimtab_engine.kernels.reference import INVARIANT_ROWS
 from trimtab_engine.model.decoder import Decoder
 from trimtab_engine.model.gguf import ensure_converted
+from trimtab_engine.model.layers import linear
 from trimtab_engine.model.spec import ModelSpec, spec_from_config
-from trimtab_engine.model.weights import checkpoint_dtype, load_weights
+from trimtab_engine.model.weights import DecoderWeights, checkpoint_dtype, load_weights
 from trimtab_engine.runtime import kv_cache
 from trimtab_engine.runtime.batch import Batch, build_batch
 from trimtab_engine.runtime.sampler import SampleRow, sample, token_logprobs
 
 Progress = Callable[[str, float], None]
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# Rows from which a matrix product takes the same reduction path for every larger count: 4 for MKL on AVX-512
-# (measured); 8 leaves room. `tests/engine/runtime` holds it.
-INVARIANT_ROWS = 8
 _PROMPT_LOGITS_ROWS = 256  # of a prompt at once, when its log-probabilities are asked for
 
 
@@ -80,6 +79,8 @@ class Runner:
         max_model_len = kv_cache.fitting_model_len(config.max_model_len, spec, num_blocks, config.block_size)
         self._kv = kv_cache.allocate(spec, num_blocks, config.block_size, dtype, self._device)
         self._decoder = Decoder(spec, weights, max_model_len, INVARIANT_ROWS if config.batch_invariant else 1)
+        if config.batch_invariant:
+            _check_invariance(weights, self._device)
         self._eos = files.eos_token_ids
         progress("warm", 0.0)
         self._warm(spec, num_blocks, max_model_len)
@@ -174,3 +175,23 @@ def _device(name: str) -> torch.device:
 
 def _cache_dir(config: EngineConfig) -> Path | None:
     return Path(config.cache_dir).expanduser() if config.cache_dir is not None else None
+
+
+def _check_invariance(weights: DecoderWeights, device: torch.device) -> None:
+    """Raise ConfigError unless this machine's matrix products give a row the same bits whatever else is in the batch.
+
+    No library promises it. On CUDA the choice of kernel follows the number of rows, so it does not hold there.
+    """
+    layer = weights.layers[0]
+    generator = torch.Generator().manual_seed(0)
+    for weight in (layer.qkv, layer.output, layer.gate_up, layer.down, weights.lm_head):
+        x = torch.randn(256, weight.shape[1], generator=generator).to(device, weight.dtype)
+        whole = linear(x, weight)
+        for rows in (1, 2, INVARIANT_ROWS, INVARIANT_ROWS + 1, 31, 100):
+            if not torch.equal(linear(x[:rows], weight, None, INVARIANT_ROWS), whole[:rows]):
+                raise ConfigError(
+                    "batch_invariant",
+                    True,
+                    f"false here: on {device} a product with {tuple(weight.shape)} gives other bits for {rows} "
+                    "rows than for 256",
+                )

@@ -1,0 +1,16 @@
+"""Everything here needs a CUDA device; without one each test is skipped and says so."""
+
+import pytest
+import torch
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = [item for item in items if "gpu" in item.keywords]
+    if not torch.cuda.is_available():
+        for item in here:
+            item.add_marker(pytest.mark.skip(reason="no GPU: torch sees no CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def cuda() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())
