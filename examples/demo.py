@@ -1,0 +1,268 @@
+"""`make demo`: one service, real traffic, before and after tuning, on this machine and without a cluster.
+
+Starts the service of `examples/chat.yaml` with `trimtab-operator local`, replays the shipped segment evenly spaced and as it
+came (bursty), lets `trimtab-tuner run` retune the running engine, replays again, and writes the report. Nothing restarts in
+between. How fast the segment is replayed is taken from this machine's own step times, so that a slow one is not drowned.
+Ctrl-C, or the end of this process by any means, ends the service as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from rich.console import Console
+
+from trimtab_tuner import trace as traces
+from trimtab_tuner.progress import ProgressDisplay
+from trimtab_tuner.replay import ReplayOptions, replay
+from trimtab_tuner.result import ReplayResult
+from trimtab_tuner.slo import Slo
+from trimtab_tuner.stats import Summary, summarise
+from trimtab_tuner.tables import summary_table
+from trimtab_tuner.trace import Trace
+
+ROOT = Path(__file__).resolve().parents[1]
+BIN = Path(sys.executable).parent
+# Share of the engine's time that the segment shall take: busy enough to queue in bursts, far from overload.
+LOAD = 0.55
+SPAN_S = (35.0, 60.0)  # of one replay; five trials and four replays then stay well under twelve minutes
+TTFT_S, ITL_S = 3.0, 0.25  # the targets of examples/chat.yaml
+
+console = Console(highlight=False)
+
+
+@dataclass(frozen=True)
+class Service:
+    """Where the running service is."""
+
+    url: str
+    control_url: str
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """What this machine does, measured on the idle service."""
+
+    prefill_tokens_per_s: float
+    decode_step_s: float
+
+
+def main() -> int:
+    """Run the demo; the exit code is 0 when every request of every replay was answered."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--service", default=str(ROOT / "examples" / "chat.yaml"))
+    parser.add_argument("--trace", default=str(ROOT / "examples" / "traces" / "mixed_bursty.jsonl"))
+    parser.add_argument("--out", default="out/demo", help="results and report (default out/demo)")
+    parser.add_argument("--max-trials", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    out = Path(options.out)
+    out.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    console.print(
+        f"[bold]Trimtab demo[/] · SmolLM2-135M-Instruct on {os.cpu_count()} CPU cores · about 10 minutes, "
+        "Ctrl-C stops everything"
+    )
+    try:
+        with running_service(Path(options.service), out) as service:
+            code = demonstrate(service, traces.load(options.trace), out, options.max_trials, options.seed)
+    except KeyboardInterrupt:
+        console.print("stopped; nothing is left running")
+        return 130
+    console.print(f"  took            {(time.monotonic() - began) / 60:.1f} minutes")
+    return code
+
+
+def demonstrate(service: Service, segment: Trace, out: Path, max_trials: int, seed: int) -> int:
+    """Replay, tune, replay, report."""
+    times = measure_steps(service)
+    trace = segment.scale_to_span(span_for(segment, times))
+    path = out / "segment.jsonl"
+    traces.save(trace, path)
+    long = sum(request.prompt_tokens >= 1000 for request in trace.requests)
+    console.print(
+        f"  this machine    {times.prefill_tokens_per_s:,.0f} prompt tokens/s, a decode step {times.decode_step_s * 1e3:.0f} ms"
+        f" → {len(trace)} requests ({long} long prompts) over {trace.span_s:.0f} s"
+    )
+    results: dict[str, ReplayResult] = {}
+    for name, mode in (("uniform, before", "uniform"), ("bursty, before", "recorded")):
+        results[name] = measure(service, trace, name, mode, out, seed)
+    tuned = run_tool(
+        *(
+            "trimtab-tuner",
+            "run",
+            "--control",
+            service.control_url,
+            "--trace",
+            str(path),
+            "--mode",
+            "recorded",
+        ),
+        *("--max-trials", str(max_trials), "--seed", str(seed), "--out", str(out / "tuned"), "--apply"),
+    )
+    if tuned not in (0, 1):
+        raise SystemExit(f"trimtab-tuner run ended with exit code {tuned}")
+    for name, mode in (("uniform, after", "uniform"), ("bursty, after", "recorded")):
+        results[name] = measure(service, trace, name, mode, out, seed)
+    summaries = {name: summarise(result) for name, result in results.items()}
+    console.print()
+    console.print(summary_table(summaries, title="[bold]the same requests in the same order[/]"))
+    console.print(f"  {live_config_line(service)}")
+    report = out / "report.html"
+    files = [f"{name}={out / file_name(name)}" for name in results]
+    run_tool(
+        "trimtab-tuner", "report", *files, "--run", str(out / "tuned" / "result.json"), "--out", str(report)
+    )
+    console.print(f"  report          {report}")
+    return exit_code(summaries)
+
+
+def exit_code(summaries: dict[str, Summary]) -> int:
+    """0 when nothing failed: slow is a result, lost is a defect."""
+    return 1 if any(summary.n_failed for summary in summaries.values()) else 0
+
+
+@contextlib.contextmanager
+def running_service(file: Path, out: Path) -> Iterator[Service]:
+    """`trimtab-operator local` for the length of the block. The kernel ends it should this process die."""
+    ready_file = out / "service.json"
+    ready_file.unlink(missing_ok=True)
+    log_path = out / "service.log"
+    began = time.monotonic()
+    with log_path.open("wb") as log:
+        operator = subprocess.Popen(
+            [
+                str(BIN / "trimtab-operator"),
+                *("local", "-f", str(file), "--port", "0", "--control-port", "0", "--plain"),
+                *("--state-dir", str(out / "state"), "--ready-file", str(ready_file)),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
+        )
+    try:
+        with console.status("  service chat    starting (the first start on a machine converts the model)"):
+            while not ready_file.exists():
+                if operator.poll() is not None:
+                    raise SystemExit(f"the service did not start:\n{log_path.read_text()[-3000:]}")
+                time.sleep(0.05)
+        where = json.loads(ready_file.read_text())
+        service = Service(where["url"].removesuffix("/v1"), where["control_url"])
+        console.print(
+            f"  service chat    Ready in {time.monotonic() - began:.1f} s · {service.url}/v1 · {live_config_line(service)}"
+        )
+        yield service
+    finally:
+        operator.send_signal(signal.SIGTERM)
+        try:
+            operator.wait(30)
+        except subprocess.TimeoutExpired:
+            operator.kill()
+
+
+def _die_with_parent() -> None:
+    """In the child, between fork and exec: SIGTERM when the parent's thread ends (PR_SET_PDEATHSIG = 1)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
+def measure_steps(service: Service) -> StepTimes:
+    """Prompt rate and decode step from a few lone requests: what the segment's speed is sized by."""
+    with httpx.Client(base_url=service.url, timeout=300) as http:
+        model = http.get("/v1/models").json()["data"][0]["id"]
+        prefill, decode = [], []
+        for number in range(3):
+            prompt = [1000 + (number * 7919 + i * 31) % 40_000 for i in range(512)]
+            times = stream_times(http, model, prompt, max_tokens=12)
+            prefill.append(512 / times[1])
+            decode.append((times[-1] - times[1]) / (len(times) - 2))
+    return StepTimes(statistics.median(prefill), statistics.median(decode))
+
+
+def stream_times(http: httpx.Client, model: str, prompt: list[int], max_tokens: int) -> list[float]:
+    """Seconds after the send: 0, then each chunk that carried a token."""
+    body = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+    }
+    began = time.monotonic()
+    times = [0.0]
+    with http.stream("POST", "/v1/completions", json=body) as answer:
+        answer.read() if answer.status_code != 200 else None
+        answer.raise_for_status()
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                times.append(time.monotonic() - began)
+    return times
+
+
+def span_for(segment: Trace, times: StepTimes) -> float:
+    """Seconds over which to spread the segment so that it takes LOAD of the engine's time, within SPAN_S.
+
+    Prompts cost their tokens at the prompt rate; outputs cost a decode step each, shared by about two streams.
+    """
+    prompt_s = sum(request.prompt_tokens for request in segment.requests) / times.prefill_tokens_per_s
+    output_s = sum(request.output_tokens for request in segment.requests) * times.decode_step_s / 2
+    return min(max((prompt_s + output_s) / LOAD, SPAN_S[0]), SPAN_S[1])
+
+
+def measure(service: Service, trace: Trace, name: str, mode: str, out: Path, seed: int) -> ReplayResult:
+    """One replay with its bar; raw samples go to a file."""
+    with ProgressDisplay(f"  replay {name:17s}") as display:
+        result = replay(
+            trace,
+            service.url,
+            slo=Slo(ttft_s=TTFT_S, itl_s=ITL_S),
+            mode=mode,
+            seed=seed,
+            options=ReplayOptions(prompt_seed=seed + len(name)),
+            observer=display,
+        )
+    if result.meta["interrupted"]:
+        raise KeyboardInterrupt
+    result.save(out / file_name(name), summarise(result).to_json())
+    return result
+
+
+def file_name(name: str) -> str:
+    """Result file of one replay."""
+    return name.replace(", ", "-") + ".json"
+
+
+def live_config_line(service: Service) -> str:
+    """The live config in force, in words."""
+    force = httpx.get(f"{service.control_url}/admin/live-config", timeout=30).json()["in_force"]
+    config = force["config"]
+    return (
+        f"{config['max_num_batched_tokens']:,} tokens a step · {config['scheduling_policy']} · "
+        f"generation {force['generation']} ({force['source']})"
+    )
+
+
+def run_tool(*command: str) -> int:
+    """One of our own commands on this terminal; Ctrl-C reaches it and us."""
+    return subprocess.run([str(BIN / command[0]), *command[1:]], check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
