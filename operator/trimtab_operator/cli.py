@@ -24,6 +24,15 @@ examples:
   trimtab-operator render -f chat.yaml --diff chat.old.yaml
 """
 
+_LOCAL = """\
+Serve one InferenceService from a file on this machine: engines are processes behind one address, and the control port
+answers status, live config and tuning for the whole service.
+
+Edits of the file are followed: live fields change between two steps, without a restart; other fields replace the engines one
+after another, and nothing accepted is dropped. An invalid edit changes nothing and says why. Ctrl-C drains and leaves nothing
+running.
+"""
+
 
 def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     """All commands. The options of `local` are declared only when it is the `command`, since its parts load slowly."""
@@ -35,7 +44,12 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"trimtab-operator {version('trimtab')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    local = commands.add_parser("local", help="serve one InferenceService from a file on this machine")
+    local = commands.add_parser(
+        "local",
+        help="serve one InferenceService from a file on this machine",
+        description=_LOCAL,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     if command == "local":
         from trimtab_operator.local.main import add_arguments
 

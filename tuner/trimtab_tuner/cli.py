@@ -10,9 +10,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.metadata import version
 from typing import Protocol, cast
 
-from . import __doc__ as package_doc
 from .errors import TunerError
 
 # name → what it does; the module is commands/<name>.py
@@ -22,6 +22,7 @@ COMMANDS = {
     "report": "turn replay results and tuning runs into one page with plots and a JSON twin",
     "trace": "look at, convert and make request traces",
 }
+DESCRIPTION = "Replay traffic against a served model, measure every token, and tune the running engine for its tail latency."
 EPILOG = "Exit status: 0 done, 1 measured but not as it should be, 2 wrong input, 130 stopped by Ctrl-C."
 
 
@@ -41,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the console script."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     chosen = next((each for each in arguments if not each.startswith("-")), None)
-    parser = argparse.ArgumentParser(prog="trimtab-tuner", description=package_doc, epilog=EPILOG)
+    parser = argparse.ArgumentParser(prog="trimtab-tuner", description=DESCRIPTION, epilog=EPILOG)
+    parser.add_argument("--version", action="version", version=f"trimtab-tuner {version('trimtab')}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     loaded: Command | None = None
     for name, summary in COMMANDS.items():
@@ -50,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             loaded = cast("Command", import_module(f"trimtab_tuner.commands.{name}"))
             subparser.formatter_class = argparse.RawDescriptionHelpFormatter
             subparser.description = loaded.__doc__
+            subparser.usage = "%(prog)s [options]"
             loaded.add_arguments(subparser)
     args = parser.parse_args(arguments)
     assert loaded is not None, "argparse refuses a missing or unknown command"
