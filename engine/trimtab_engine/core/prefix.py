@@ -26,6 +26,9 @@ def root_key(salt: str | None) -> bytes:
     return blake2b(tagged, digest_size=KEY_BYTES).digest()
 
 
+@lru_cache(
+    maxsize=16_384
+)  # shared prefixes are looked up again and again, by requests that know nothing of each other
 def block_key(parent: bytes, packed: bytes) -> bytes:
     """Key of a full block with these tokens, packed as 32-bit integers, after the prefix that `parent` stands for."""
     return blake2b(parent + packed, digest_size=KEY_BYTES).digest()

@@ -93,7 +93,9 @@ def test_with_a_budget_below_the_decodes_they_take_turns() -> None:
 def test_under_priority_a_budget_below_the_decodes_serves_the_most_important_first() -> None:
     engine = Engine(make_scheduler(live=make_live(budget=8, seqs=3, policy="priority")))
     low, high = make_request(prompt=2, max_tokens=9, priority=5), make_request(2, 9, priority=1)
-    engine.add(low, high)
+    engine.add(low)
+    engine.step()
+    engine.add(high)
     engine.step()
     engine.scheduler.reconfigure(make_live(budget=1, seqs=1, policy="priority"), 2)
     for _ in range(4):

@@ -309,7 +309,7 @@ def test_the_remembered_need_of_a_blocked_request_does_not_delay_it_once_memory_
 
 
 def test_a_blocked_request_is_admitted_once_somebody_else_has_computed_its_prefix() -> None:
-    engine = Engine(make_scheduler(num_blocks=12, block_size=4, live=make_live(budget=4, seqs=4)))
+    engine = Engine(make_scheduler(num_blocks=12, block_size=4, live=make_live(budget=8, long_prefill=4)))
     shared = list(range(1, 25))
     owner = make_request([*shared, 90], 40 - 24, id="owner")
     engine.add(owner)
@@ -320,7 +320,7 @@ def test_a_blocked_request_is_admitted_once_somebody_else_has_computed_its_prefi
         engine.step()
         if follower.state is not RequestState.WAITING:
             break
-    # 7 blocks do not fit beside the owner's, one more than the 6 shared does.
+    # It was looked up when one block was published: 6 more do not fit beside the owner's, 1 more does.
     assert owner.state is RequestState.RUNNING
     assert follower.num_cached == 24
     engine.finish()

@@ -282,7 +282,7 @@ def test_the_same_use_gives_the_same_steps(
     def trace() -> list[tuple[list[int], list[int], list[int], list[int]]]:
         use = Use(num_blocks, live, True, False)
         steps: list[tuple[list[int], list[int], list[int], list[int]]] = []
-        number: dict[int, int] = {}
+        number: dict[str, int] = {}
         for name, value in script:
             if name == "add" and isinstance(value, Request):
                 copy = make_request(
@@ -292,7 +292,7 @@ def test_the_same_use_gives_the_same_steps(
                     group=value.group,
                     salt=value.cache_salt,
                 )
-                number[id(copy)] = len(number)
+                number[copy.id] = len(number)
                 use.add(copy)
             elif name == "live" and isinstance(value, LiveConfig):
                 use.reconfigure(value)
@@ -301,7 +301,7 @@ def test_the_same_use_gives_the_same_steps(
             else:
                 step = use.schedule()
                 if step is not None:
-                    rows = [number[id(request)] for request in step.requests]
+                    rows = [number[request.id] for request in step.requests]
                     blocks = [block for request in step.requests for block in request.block_ids]
                     steps.append((rows, step.context, step.chunk, blocks))
                 use.commit()

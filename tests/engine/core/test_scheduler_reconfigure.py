@@ -94,6 +94,31 @@ def test_a_policy_switch_keeps_preempted_requests_and_their_counts() -> None:
     assert_as_if_alone(*requests)
 
 
+def test_after_a_policy_switch_running_requests_give_way_by_the_new_policy() -> None:
+    for policy, want in (("fcfs", "high"), ("priority", "low")):
+        engine = Engine(make_scheduler(num_blocks=6, block_size=4))
+        low, high = make_request(8, 12, priority=9, id="low"), make_request(8, 12, priority=0, id="high")
+        engine.add(low, high)
+        engine.step()
+        engine.scheduler.reconfigure(make_live(policy=policy), 2)
+        assert [r.id for r in engine.until_preempted().preempted] == [want]
+        engine.finish()
+        assert_as_if_alone(low, high)
+
+
+def test_after_a_policy_switch_running_prompts_get_the_budget_by_the_new_policy() -> None:
+    engine = Engine(make_scheduler(live=make_live(budget=8, long_prefill=4)))
+    low, high = make_request(30, 1, priority=9), make_request(30, 1, priority=0)
+    engine.add(low, high)
+    engine.step()
+    engine.scheduler.reconfigure(make_live(budget=8), 2)
+    assert engine.step().requests == [low]
+    engine.scheduler.reconfigure(make_live(budget=8, policy="priority"), 3)
+    assert engine.step().requests == [high]
+    engine.finish()
+    assert_as_if_alone(low, high)
+
+
 def test_a_change_of_aging_alone_reorders_the_waiting() -> None:
     engine = Engine(make_scheduler(live=make_live(seqs=1, policy="priority", aging_s=0.0)))
     engine.add(make_request(max_tokens=2, priority=-9))
