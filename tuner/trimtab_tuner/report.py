@@ -174,7 +174,7 @@ def _caveats(
     for label, result in results.items():
         summary, meta = summaries[label], result.meta
         if summary.ttft.note:
-            note(label, f"{summary.ttft.note} (n = {summary.ttft.n}).")
+            note(label, f"TTFT: {summary.ttft.note} (n = {summary.ttft.n}).")
         if summary.n_failed:
             kinds = ", ".join(f"{count} {status}" for status, count in summary.failures.items())
             note(
