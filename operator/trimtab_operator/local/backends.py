@@ -34,6 +34,7 @@ class Backends:
     def __init__(self, hold_s: float = 30.0, max_held: int = 1024) -> None:
         self.hold_s = hold_s
         self.max_held = max_held
+        self.expected = True  # whether the service wants any replica at all
         self._ready: dict[str, Backend] = {}
         self._turn = 0  # equal loads take turns
         self._held = 0
@@ -83,6 +84,8 @@ class Backends:
         """As `choose`, but waits until the loop's time `deadline`; raises NoBackend."""
         if (chosen := self.choose(excluded)) is not None:
             return chosen
+        if not self.expected:
+            raise NoBackend("the service is scaled to zero replicas")
         if self._held >= self.max_held:
             raise NoBackend(f"{self._held} requests are waiting for a replica already")
         self._held += 1

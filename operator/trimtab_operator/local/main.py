@@ -36,7 +36,8 @@ from trimtab_operator.local.view import View, condition
 from trimtab_operator.local.watch import FileWatch
 
 _HOST = "127.0.0.1"
-_VIEW_S = 1.0  # a picture costs some milliseconds of the proxy's time
+_VIEW_S = 1.0
+_SWITCH_INTERVAL_S = 0.001  # the longest that the proxy waits for another thread's Python (default 0.005)
 
 
 class StartError(Exception):
@@ -97,6 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _fail(str(error))
     except OSError as error:
         return _fail(f"--state-dir: {folder} cannot be used: {error.strerror}")
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     with contextlib.closing(state):
         try:
             return asyncio.run(_Local(arguments, watch, service, state).serve())
@@ -169,8 +171,7 @@ class _Local:
                 for task in (*tasks[::2], stop):
                     task.cancel()
                 results = await asyncio.gather(*tasks, stop, return_exceptions=True)
-                self._view.status(service.status())
-                self._view.stop()
+                self._view.stop(f"service {self._loaded.name} has stopped; no engine is left")
                 self._write_ready_file(None)
         for failure in results:
             if isinstance(failure, BaseException) and not isinstance(failure, asyncio.CancelledError):
@@ -205,7 +206,8 @@ class _Local:
         announced = False
         while True:
             status = service.status()
-            self._view.status(status)
+            # In a thread, since a picture takes tens of milliseconds of work and tokens must not wait for it.
+            await asyncio.to_thread(self._view.status, status)
             ready = condition(status, "Ready")
             if not announced and ready is not None and ready["status"] == "True":
                 announced = True

@@ -175,10 +175,10 @@ class Replica:
         try:
             return await process.wait()
         finally:
-            probes.cancel()
-            await asyncio.gather(probes, return_exceptions=True)
             self.backend = None
             self.addresses = None
+            probes.cancel()
+            await asyncio.gather(probes, return_exceptions=True)
 
     async def _probe(self, process: EngineProcess) -> None:
         """Startup probe, then readiness and liveness, until the process ends. The plan judges how long a start may take."""

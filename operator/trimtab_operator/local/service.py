@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import time
 from collections.abc import Coroutine
 from dataclasses import replace
@@ -210,6 +211,7 @@ class LocalService:
         spec = self.resource.spec
         incumbent = self.live.live.incumbent
         assert incumbent is not None, "decide_live comes first"
+        self.backends.expected = spec.wanted_replicas > 0
         wanted = rollout.Desired.of(spec, template_hash(spec), incumbent.generation)
         observed = [self._observe(replica) for replica in self.replicas.values()]
         for action in rollout.plan(wanted, observed, time.monotonic()):
@@ -255,6 +257,7 @@ class LocalService:
         name = f"{self.resource.name}-{self._serial}"
         self._serial += 1
         folder = self._state.replica_folder(name)
+        shutil.rmtree(folder, ignore_errors=True)  # of an earlier operator: its log would mislead
         placement = Placement(
             live_config=str(self._state.live_file),
             port_file=str(port_file(folder)),

@@ -65,6 +65,9 @@ def panel(status: Json) -> RenderableType:
         facts.add_row("candidate", f"{describe_live(candidate)} · {left:.0f} s left")
     tuning = status["tuning"]
     facts.add_row("tuning", f"{tuning['mode']}, {tuning['state']}" if tuning["mode"] != "Off" else "Off")
+    for replica in status["replicas"]:
+        if replica["phase"] == "Failed":
+            facts.add_row("log", Text(f"{replica['log']} ({replica['name']})", style="yellow"))
     if status["file"]["error"]:
         facts.add_row("file", Text(str(status["file"]["error"]), style="red"))
     replicas = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
@@ -104,7 +107,7 @@ class View:
         self._live: Live | None = None
         if not plain and stream.isatty():
             # Refreshed by us alone: a refresh thread would take the interpreter from the proxy at any moment.
-            self._live = Live(console=Console(file=stream), auto_refresh=False, transient=False)
+            self._live = Live(console=Console(file=stream), auto_refresh=False, transient=True)
 
     def start(self) -> None:
         """Take the terminal."""
@@ -126,10 +129,11 @@ class View:
         if self._live is not None:
             self._live.update(panel(status), refresh=True)
 
-    def stop(self) -> None:
-        """Give the terminal back; the last picture stays."""
+    def stop(self, message: str) -> None:
+        """Give the terminal back, with a last line in place of a picture that is no longer true."""
         if self._live is not None:
             self._live.stop()
+            print(message, file=self._stream, flush=True)
 
 
 def _verdict(found: Json | None) -> Text:

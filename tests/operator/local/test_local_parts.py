@@ -176,7 +176,7 @@ def test_plain_view_prints_a_line_for_each_event() -> None:
     log.normal("Started", "chat-0")
     log.warning("Crashed", "chat-0")
     view.status(STATUS)
-    view.stop()
+    view.stop("over")
     lines = stream.getvalue().splitlines()
     assert [line.split(maxsplit=1)[1] for line in lines] == [
         "INFO    Started: chat-0",

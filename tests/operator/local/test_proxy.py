@@ -279,6 +279,17 @@ def test_held_request_is_answered_503_when_none_comes() -> None:
     asyncio.run(scenario())
 
 
+def test_request_to_a_service_of_zero_replicas_is_not_held() -> None:
+    async def scenario() -> None:
+        async with proxy_over(hold_s=3600) as (proxy, client):
+            proxy.backends.expected = False
+            answer = await client.get("/v1/models")
+            assert answer.status_code == 503
+            assert "zero replicas" in answer.text
+
+    asyncio.run(scenario())
+
+
 def test_probe_is_not_held() -> None:
     async def scenario() -> None:
         async with proxy_over(hold_s=3600) as (_, client):
