@@ -6,6 +6,7 @@ bounds, annotation. Every refusal is a ControlError with path, value and what is
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,11 @@ class RuntimeContract:
     async def read_back(self) -> Json:
         """Body of `GET /admin/live-config`."""
         await self._live.converge()
-        return self._live.read_back()
+        read_back = self._live.read_back()
+        if read_back["ceilings"] is None:  # nobody to ask yet
+            ceilings = self._service.resource.spec.engine.ceilings
+            read_back["ceilings"] = asdict(ceilings)
+        return read_back
 
     async def put_live(self, document: Json) -> tuple[int, Json]:
         """A candidate (with `lease_s`) or, from a tuner and without a lease, a recommendation."""

@@ -57,8 +57,16 @@ def shared(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Lo
 def service(shared: LocalOperator) -> Iterator[LocalOperator]:
     """The shared service, settled, and put back to its live start values afterwards."""
     shared.wait_ready()
+    before = shared.file.read_text()
     yield shared
     if shared.process.poll() is not None:
+        return
+    status = shared.status()
+    if (
+        shared.file.read_text() == before
+        and status["live"]["candidate"] is None
+        and status["tuning"]["recommendation"] is None
+    ):
         return
     shared.control.delete("/admin/live-config/candidate")
     edit_engine(shared, maxNumBatchedTokens=512, schedulingPolicy="fcfs")

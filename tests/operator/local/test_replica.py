@@ -7,8 +7,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import httpx
+import pytest
 
 from trimtab_operator import names
+from trimtab_operator.local import replica as replica_module
 from trimtab_operator.local.process import port_file
 from trimtab_operator.local.replica import Phase, Replica
 
@@ -91,7 +93,9 @@ def test_draining_waits_for_the_requests_under_way(tmp_path: Path) -> None:
     run(tmp_path, POLITE, scenario)
 
 
-def test_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+def test_process_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_module, "_EXIT_GRACE_S", 0.3)
+
     async def scenario(replica: Replica) -> None:
         await until(lambda: replica.phase is Phase.READY)
         await replica.end(0.2)
