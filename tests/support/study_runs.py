@@ -35,6 +35,7 @@ class Simulated:
         self.blind: Callable[[LiveConfig], bool] = lambda _: False
         self.before_each: Callable[[Target, LiveConfig], Awaitable[object]] | None = None
         self.target: Target | None = None
+        self.reading_changes: dict[str, Any] = {}
         self.asked: list[LiveConfig | None] = []
         self.truth = truth
         self._rng = random.Random(seed)
@@ -56,7 +57,7 @@ class Simulated:
         blocks = tuple(
             Block(self._rng.choice((2, 3, 4, 5)) if self._rng.random() < risk else 0, 5) for _ in range(12)
         )
-        reading = make_reading(n=60, violated_itl=sum(b.violated for b in blocks))
+        reading = make_reading(n=60, violated_itl=sum(b.violated for b in blocks), **self.reading_changes)
         number = len(self.asked)
         if config is not None and self.blind(config):
             unknown = Unknown("no metrics")

@@ -110,8 +110,11 @@ class TuningRun:
         audit: Audit,
         view: View,
         paused: Callable[[], Awaitable[str | None]],
+        keep: Callable[[Trial], None] = lambda _: None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`keep` stores the raw samples of a trial; `now` is a clock in seconds."""
+        self._keep = keep
         self._target = target
         self._evaluator = evaluator
         self._make_study = make_study
@@ -153,6 +156,14 @@ class TuningRun:
         self._explain(baseline.reading, before)
         if baseline.reading.violated == 0:
             return self._finish("Kept", "no request violates a target: nothing to gain", before, before)
+        if (
+            self._diagnosis is not None
+            and self._diagnosis.state == "overloaded"
+            and not self._evaluator.same_requests
+        ):
+            return self._finish(
+                "Kept", f"overloaded, tuning is frozen: {self._diagnosis.because}", before, before
+            )
         knobs = self._make_space(before)
         study = self._make_study(knobs)
         if study.resumed:
@@ -371,6 +382,7 @@ class TuningRun:
         elif self._windows_since_rollback is not None:
             self._windows_since_rollback += 1
         self._audit.write("measured", **trial.to_json())
+        self._keep(trial)
         self._view.end(trial)
         return measurement
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 import os
 import signal
@@ -142,6 +143,24 @@ def test_live_traffic_is_confirmed_in_randomly_ordered_pairs(engine: EngineServe
     assert 5 <= len(pairs) <= 8
 
 
+def test_live_tuning_is_frozen_while_overloaded_and_a_replay_is_not(engine: EngineServer) -> None:
+    def overloaded(evaluator: Simulated) -> None:
+        evaluator.reading_changes = {
+            "violated_ttft": 40,
+            "queue_mean_s": 4.0,
+            "prefill_mean_s": 1.0,
+            "share_over_half_budget": 0.9,
+            "steps": {"decode": (200.0, 8.0), "mixed": (300.0, 51.0)},
+        }
+
+    live, asked = tune(engine.admin_url, lambda _: 0.9, prepare=overloaded, same_requests=False)
+    assert live.diagnosis is not None
+    assert (live.outcome, live.diagnosis.state) == ("Kept", "overloaded")
+    assert asked.asked == [None]
+    _, asked = tune(engine.admin_url, lambda _: 0.9, prepare=overloaded)
+    assert len(asked.asked) > 1
+
+
 def test_a_time_limit_leaves_out_what_would_not_fit(engine: EngineServer) -> None:
     result, evaluator = tune(engine.admin_url, cliff, time_limit_s=1e-9)
     assert (result.outcome, evaluator.asked) == ("Kept", [None])
@@ -184,10 +203,20 @@ def test_the_command_tunes_a_real_engine_without_a_restart(
     assert after["incumbent"]["source"] == "Recommendation"
     assert after["process_start"] == before["process_start"]
     events = [json.loads(line)["event"] for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
-    assert events[0] == "begin"
+    assert events[:2] == ["workload", "begin"]
     assert events[-1] == "end"
     assert "compared" in events
     assert "trial 2" in done.stderr
+    samples = json.loads(gzip.decompress((tmp_path / "samples-00.json.gz").read_bytes()))
+    ends = [
+        sum(
+            value
+            for labels, value in snapshot["targets"][0]["series"]["trimtab_slo_requests_total"]
+            if labels["slo"] == "ttft" and labels["generation"] == str(samples["generation"])
+        )
+        for snapshot in (samples["snapshots"][0], samples["snapshots"][-1])
+    ]
+    assert ends[1] - ends[0] == 40  # the stored samples say again what the result says
 
 
 def candidate(engine: EngineServer) -> bool:

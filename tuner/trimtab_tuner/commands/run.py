@@ -6,7 +6,7 @@
 `--control` is an operator's control port or a bare engine's admin port. With `--trace` the same requests are replayed for every
 config, on a service that has no other traffic; with `--observe` the live traffic is measured, in small guarded moves. A
 candidate is a lease that the engine itself ends: whatever becomes of this command, the incumbent comes back. What could
-be chance keeps the incumbent. Writes result.json and audit.jsonl to --out.
+be chance keeps the incumbent. Writes result.json, audit.jsonl, raw samples and raw replays to --out.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from trimtab_tuner.metrics.source import MetricsSource
 from trimtab_tuner.replay import ReplayOptions
 from trimtab_tuner.run import RunOptions, RunResult, TuningRun, result_document
 from trimtab_tuner.run_view import RunView
+from trimtab_tuner.samples import SampleFiles
 from trimtab_tuner.study import Study, check_storage
 from trimtab_tuner.target import Readback, Target
 from trimtab_tuner.units import parse_duration_s
@@ -270,6 +271,8 @@ async def _run(
             wait_until_idle=args.trace is not None,
             paused=paused,
         )
+        audit = Audit(out / "audit.jsonl" if out else None)
+        audit.write("workload", **_facts(args, workload))
         run = TuningRun(
             target=target,
             evaluator=evaluator,
@@ -277,7 +280,8 @@ async def _run(
             make_space=make_space,
             limits=limits,
             options=options,
-            audit=Audit(out / "audit.jsonl" if out else None),
+            audit=audit,
+            keep=SampleFiles(out, names).keep if out else lambda _: None,
             view=view,
             paused=paused,
         )
@@ -287,11 +291,7 @@ async def _run(
         "control": target.url,
         "started": started.isoformat(timespec="milliseconds"),
         "elapsed_s": round(time.time() - started.timestamp(), 1),
-        "seed": args.seed,
-        "mode": args.mode if args.trace else "observe",
-        "trace": args.trace,
-        "trace_hash": workload.trace_hash if isinstance(workload, ReplayWorkload) else None,
-        "requests_per_trial": workload.num_requests if isinstance(workload, ReplayWorkload) else None,
+        **_facts(args, workload),
         "metrics": "prometheus" if args.prometheus else "scrape",
         "runtime": args.runtime,
         "limits": limits.to_json(),
@@ -304,6 +304,19 @@ async def _run(
         "cores": os.cpu_count(),
     }
     return result, meta
+
+
+def _facts(args: argparse.Namespace, workload: ReplayWorkload | ObserveWorkload) -> dict[str, object]:
+    """What every trial is measured with, and the seed."""
+    replay = workload if isinstance(workload, ReplayWorkload) else None
+    return {
+        "seed": args.seed,
+        "mode": args.mode if replay else "observe",
+        "trace": args.trace,
+        "trace_hash": replay.trace_hash if replay else None,
+        "requests_per_trial": replay.num_requests if replay else None,
+        "span_s": workload.span_s,
+    }
 
 
 async def _source(
