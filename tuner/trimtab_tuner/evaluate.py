@@ -320,6 +320,8 @@ class LiveEvaluator:
         give_up = time.monotonic() + self._washout_s
         while time.monotonic() < give_up:
             snapshot = await self._source.snapshot(not_before_s=time.time())
+            if not snapshot.samples:
+                return  # the first sample of the measurement will say so
             open_requests = [
                 sum(sample.series.get(name, {}).values())
                 for sample in snapshot.samples

@@ -42,7 +42,7 @@ def bursts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("trace") / "bursts.jsonl"
     path.write_text(
         "".join(
-            json.dumps({"arrival_s": burst * 0.8 + k * 0.005, "prompt_tokens": 20, "output_tokens": 100})
+            json.dumps({"arrival_s": burst * 0.7 + k * 0.005, "prompt_tokens": 20, "output_tokens": 100})
             + "\n"
             for burst in range(8)
             for k in range(5)

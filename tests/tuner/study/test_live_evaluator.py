@@ -74,33 +74,33 @@ def evaluate(
 
 
 def test_a_replay_is_counted_request_by_request_under_its_generation(
-    engine: EngineServer, bursts: Path
+    engine: EngineServer, crowd: Path
 ) -> None:
     before = engine.live_config()["incumbent"]["generation"]
-    found = evaluate(engine, bursts, max_num_seqs=16)
+    found = evaluate(engine, crowd, max_num_seqs=16)
     assert found.status == "measured", found.reason
     assert isinstance(found.reading, Reading)
     assert found.generation > before
-    assert found.reading.slo("ttft").n == found.reading.slo("itl").n == 40
+    assert found.reading.slo("ttft").n == found.reading.slo("itl").n == 30
     assert found.client is not None
-    assert found.client["n"] == 40
+    assert found.client["n"] == 30
     assert found.client["failed"] == 0
-    assert found.reading.generation_tokens == found.client["output_tokens"] == 4000
-    assert sum(block.n for block in found.blocks) == 40
+    assert found.reading.generation_tokens == found.client["output_tokens"] == 1200
+    assert sum(block.n for block in found.blocks) == 30
     assert sum(block.violated for block in found.blocks) == found.reading.violated
     assert engine.live_config()["in_force"]["generation"] == before
 
 
-def test_the_server_and_the_sender_agree_on_who_violated(engine: EngineServer, bursts: Path) -> None:
+def test_the_server_and_the_sender_agree_on_who_violated(engine: EngineServer, crowd: Path) -> None:
     # With one sequence at a time most of a burst waits for much longer than the target: no borderline to speak of.
-    found = evaluate(engine, bursts)
+    found = evaluate(engine, crowd)
     assert isinstance(found.reading, Reading), found.reason
     assert found.client is not None
     attainment = found.client["attainment"]
     assert attainment is not None
     assert found.reading.slo("ttft").violated >= 10
     # Server TTFT starts at arrival, client TTFT at the intended send, a little earlier.
-    assert abs((1 - attainment) * 40 - found.reading.slo("ttft").violated) <= 4
+    assert abs((1 - attainment) * 30 - found.reading.slo("ttft").violated) <= 4
 
 
 def test_live_traffic_is_observed_without_sending_anything(engine: EngineServer) -> None:
