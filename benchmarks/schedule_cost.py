@@ -4,7 +4,7 @@ Run by `make bench NAME=schedule_cost`. Three loads per policy, no model behind 
 
     steady    256 decodes that grow by a token a step
     mixed     256 places and a queue that is never empty: short chats, long documents, shared prefixes; ends and admissions
-    pressure  mixed, with a KV pool too small for it: preemption in many steps
+    pressure  short prompts with long answers in a KV pool that 256 of them outgrow: preemption all the time
 
 Each call is timed on the wall clock. Steps in which the kernel took the CPU away (involuntary context switch) measure the
 neighbours, not the scheduler: they are left out, their share is reported, and the p99 with them stands beside.
@@ -101,7 +101,7 @@ def measure(policy: str, load: str, seed: int, steps: int) -> Samples:
         scheduling_policy=policy,
         long_prefill_token_threshold=1024,
     )
-    num_blocks = 9_000 if load == "pressure" else 60_000
+    num_blocks = 4_800 if load == "pressure" else 60_000
     scheduler = Scheduler(
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
@@ -112,7 +112,7 @@ def measure(policy: str, load: str, seed: int, steps: int) -> Samples:
     )
     source = requests(random, load)
     samples, now = Samples(), 0.0
-    warm_up = 600
+    warm_up, preempted = 600, 0
     gc.collect()
     gc.freeze()  # as the engine process does after its start
     for number in range(warm_up + steps):
@@ -132,6 +132,7 @@ def measure(policy: str, load: str, seed: int, steps: int) -> Samples:
         scheduler.commit(step, result, now)
         committed = time.perf_counter()
         if number < warm_up:
+            preempted = scheduler.stats.preemptions_recompute
             continue
         samples.schedule_all.append((scheduled - begun) * 1e3)
         samples.running.append(scheduler.stats.num_running)
@@ -139,7 +140,7 @@ def measure(policy: str, load: str, seed: int, steps: int) -> Samples:
             samples.schedule.append((scheduled - begun) * 1e3)
         if involuntary_switches() == switches:
             samples.commit.append((committed - committing) * 1e3)
-    samples.preemptions = scheduler.stats.preemptions_recompute
+    samples.preemptions = scheduler.stats.preemptions_recompute - preempted
     scheduler.check_integrity()
     gc.unfreeze()
     return samples
@@ -153,11 +154,13 @@ def requests(random: Random, load: str) -> Iterator[Request]:
         number += 1
         if load == "steady":
             length, outputs = 64, 30_000
+        elif load == "pressure":
+            length, outputs = random.randrange(50, 100), random.randrange(300, 600)
         elif random.random() < 0.05:
             length, outputs = random.randrange(2_000, 8_000), random.randrange(50, 400)
         else:
             length, outputs = random.randrange(50, 400), random.randrange(50, 400)
-        head = system_prompt if load != "steady" and random.random() < 1 / 3 else []
+        head = system_prompt if load == "mixed" and random.random() < 1 / 3 else []
         tokens = [*head, *(random.randrange(30_000) for _ in range(length))]
         yield Request(
             id=f"r{number}",
@@ -229,7 +232,8 @@ def table(
     lines += [
         "",
         "Loads: `steady` is 256 decodes; `mixed` has 256 places and a queue that is never empty (50 to 400 tokens, one in",
-        "twenty 2,000 to 8,000, a third with a shared prefix of 512); `pressure` is the same with a pool of 9,000 blocks of 16.",
+        "twenty 2,000 to 8,000, a third with a shared prefix of 512); `pressure` has prompts of 50 to 100 tokens with 300 to",
+        "600 outputs in a pool of 4,800 blocks of 16, which 256 of them outgrow.",
         "",
         f"{repeats} repeats of {steps} steps each, seeds 0 to {repeats - 1}, interleaved; cells are medians over the repeats. "
         f"{before['cpu']}, {before['cores']} cores, Python {before['python']}, commit {before['commit']}, "
