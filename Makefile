@@ -6,7 +6,7 @@ export PYTHONSAFEPATH := 1
 export OMP_NUM_THREADS ?= 1
 BIN = $$(.ci/env)
 
-.PHONY: help setup demo test test-gpu check format bench
+.PHONY: help setup demo test test-cluster test-gpu check format bench
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -18,6 +18,9 @@ demo: ## Serve, replay, tune and report on this machine, in under 12 minutes
 
 test: ## Run all tests
 	@bin=$(BIN) && "$$bin/pytest" $(ARGS)
+
+test-cluster: ## Run the tests against a real control plane (KUBEBUILDER_ASSETS names its binaries)
+	@bin=$(BIN) && "$$bin/pytest" -m cluster $(ARGS)
 
 test-gpu: ## Run the tests that need a CUDA device
 	@bin=$(BIN) && "$$bin/pytest" -m gpu tests/gpu $(ARGS)

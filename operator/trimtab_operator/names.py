@@ -22,6 +22,7 @@ LABEL_PART_OF = "app.kubernetes.io/part-of"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 ANNOTATION_TUNING = f"{GROUP}/tuning"  # paused | reverted
 ANNOTATION_TEMPLATE_HASH = f"{GROUP}/config-hash"
+ANNOTATION_APPLIED = f"{GROUP}/applied"  # digest of what was applied
 ENGINE_CONTAINER = "engine"
 
 # Conditions
