@@ -55,7 +55,7 @@ def paged_attention(
     ones. All rows' KV must have been written before.
     """
     if not batch.plan:
-        batch.plan = _make_plan(batch, query.device)
+        batch.plan = _make_plan(batch, query)
     flat = kv_cache.view(2, -1, *kv_cache.shape[3:])
     out = torch.empty_like(query)
     for item in batch.plan:
@@ -77,7 +77,7 @@ class DecodeGroup:
 
     rows: torch.Tensor  # (n,) int64, into query
     slots: torch.Tensor  # (n · length,) int64; padding repeats a valid slot of the same sequence
-    mask: torch.Tensor | None  # (n, 1, 1, length) bool; None: all equally long
+    mask: torch.Tensor | None  # (n, 1, 1, length) 0 or -inf; None: all equally long
     length: int
 
 
@@ -89,16 +89,20 @@ class PrefillRow:
     num_queries: int
     context: int
     slots: torch.Tensor  # (context + num_queries,) int64, position → slot
-    mask: torch.Tensor | None  # (num_queries, length) bool; None: plain causal, no context
+    mask: torch.Tensor | None  # (num_queries, length) 0 or -inf; None: plain causal, no context
 
 
+# Gathered KV of a decode group on CPU. Larger buffers leave the cache and are mapped and unmapped at every call:
+# 8 decodes of 1,500 tokens of the 135M demo model took 327 ms in one group and 122 ms in groups of this size.
+DECODE_GROUP_TOKENS = 2048
 INVARIANT_TILE = 64  # positions; see _prefill_in_tiles
 # Rows from which a matrix product takes the same reduction path for every larger count: 4 for MKL on AVX-512
 # (measured); 8 leaves room. The runner checks it on the machine it runs on.
 INVARIANT_ROWS = 8
 
 
-def _make_plan(batch: AttentionBatch, device: torch.device) -> list[DecodeGroup | PrefillRow]:
+def _make_plan(batch: AttentionBatch, query: torch.Tensor) -> list[DecodeGroup | PrefillRow]:
+    device = query.device
     tables = batch.block_tables.to(device=device, dtype=torch.int64)
     plan: list[DecodeGroup | PrefillRow] = []
     batched = 0 if batch.invariant else batch.num_decodes
@@ -107,8 +111,10 @@ def _make_plan(batch: AttentionBatch, device: torch.device) -> list[DecodeGroup 
     while order:
         length = batch.context_lens[order[0]] + 1
         members = [i for i in order if 2 * (batch.context_lens[i] + 1) > length]
+        if device.type == "cpu":
+            members = members[: max(1, DECODE_GROUP_TOKENS // length)]
         order = order[len(members) :]
-        plan.append(_decode_group(batch, tables, members, length, device))
+        plan.append(_decode_group(batch, tables, members, length, query))
     start = batched
     for i in range(batched, len(batch.query_lens)):
         num_queries, context = batch.query_lens[i], batch.context_lens[i]
@@ -117,15 +123,17 @@ def _make_plan(batch: AttentionBatch, device: torch.device) -> list[DecodeGroup 
         mask = None
         if context and not batch.invariant:
             # Bottom-right aligned: query j stands at position context + j.
-            mask = positions <= torch.arange(context, context + num_queries, device=device)[:, None]
+            seen = positions <= torch.arange(context, context + num_queries, device=device)[:, None]
+            mask = _additive(seen, query)
         plan.append(PrefillRow(start, num_queries, context, slots, mask))
         start += num_queries
     return plan
 
 
 def _decode_group(
-    batch: AttentionBatch, tables: torch.Tensor, members: list[int], length: int, device: torch.device
+    batch: AttentionBatch, tables: torch.Tensor, members: list[int], length: int, query: torch.Tensor
 ) -> DecodeGroup:
+    device = query.device
     rows = torch.tensor(members, device=device)
     on_host = [batch.context_lens[i] + 1 for i in members]
     lengths = torch.tensor(on_host, device=device)
@@ -134,8 +142,13 @@ def _decode_group(
     positions = torch.minimum(positions, lengths[:, None] - 1)
     blocks = tables[rows].gather(1, positions // batch.block_size)
     slots = (blocks * batch.block_size + positions % batch.block_size).reshape(-1)
-    mask = None if min(on_host) == length else valid[:, None, None]
+    mask = None if min(on_host) == length else _additive(valid, query)[:, None, None]
     return DecodeGroup(rows, slots, mask, length)
+
+
+def _additive(seen: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """bool → 0 where true, -inf elsewhere; made once, where torch would do it again in every layer."""
+    return torch.zeros(seen.shape, dtype=query.dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
 
 
 # --- attention of one item of the plan ---
