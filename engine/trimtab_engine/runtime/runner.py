@@ -62,7 +62,7 @@ class Runner:
         self._config = config
         self._device = _device(config.device)
         if self._device.type == "cpu":
-            torch.set_num_threads(config.num_threads or max(1, len(os.sched_getaffinity(0)) - 1))
+            torch.set_num_threads(config.num_threads or _default_threads(config))
         files = ensure_converted(
             config.model,
             _cache_dir(config),
@@ -163,6 +163,11 @@ class Runner:
             self.run(step)
 
 
+def _default_threads(config: EngineConfig) -> int:
+    # Threads share a product by its number of rows, which changes its sums. Else one core is left to the HTTP process.
+    return 1 if config.batch_invariant else max(1, len(os.sched_getaffinity(0)) - 1)
+
+
 def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -193,5 +198,5 @@ def _check_invariance(weights: DecoderWeights, device: torch.device) -> None:
                     "batch_invariant",
                     True,
                     f"false here: on {device} a product with {tuple(weight.shape)} gives other bits for {rows} "
-                    "rows than for 256",
+                    "rows than for 256 (one thread, num_threads=1, is the likely cure on a CPU)",
                 )

@@ -184,3 +184,15 @@ def test_bfloat16_runs_and_stays_near_float32(llama_folder: Path, runner_of: Run
     assert low is not None
     assert full is not None
     assert abs(low.logprob - full.logprob) < 1.0
+
+
+def test_batch_invariance_is_refused_where_products_depend_on_the_batch(
+    llama_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # With padding to one row only, a lone row takes the library's vector product, whose sums differ.
+    monkeypatch.setattr("trimtab_engine.runtime.runner.INVARIANT_ROWS", 1)
+    with pytest.raises(ConfigError, match="batch_invariant: True is not allowed") as error:
+        Runner(
+            EngineConfig(model=str(llama_folder), device="cpu", batch_invariant=True, kv_cache_bytes=1 << 20)
+        )
+    assert "rows than for 256" in str(error.value)
