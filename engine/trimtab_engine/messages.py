@@ -143,6 +143,13 @@ class StepOutput(msgspec.Struct, tag=True, frozen=True):
     stats: StepStats
 
 
+class StepModel(msgspec.Struct, tag=True, frozen=True):
+    """News of the step-time model: `StepTimeModel.to_json()` (None before the first) and `FitScore.to_json()`."""
+
+    model: dict[str, object] | None
+    score: dict[str, object]
+
+
 class Applied(msgspec.Struct, tag=True, frozen=True):
     """Answer to `Reconfigure` and `EndLease`, or (sequence None) news that a lease ended. `readback` is `LiveState.to_json()`."""
 
@@ -164,4 +171,4 @@ class Fatal(msgspec.Struct, tag=True, frozen=True):
     reason: str
 
 
-FromEngine = Loading | Ready | StepOutput | Applied | Stopped | Fatal
+FromEngine = Loading | Ready | StepOutput | StepModel | Applied | Stopped | Fatal

@@ -17,6 +17,7 @@ from trimtab_engine.core.live import Ceilings, LiveConfig
 from trimtab_engine.core.request import FinishReason
 from trimtab_engine.core.scheduler import Scheduler
 from trimtab_engine.core.step import Step, StepResult
+from trimtab_engine.core.step_time import StepTimeModel
 from trimtab_engine.engine_state import EngineState
 from trimtab_engine.errors import TrimtabError
 from trimtab_engine.live_state import LiveState, Versioned
@@ -74,6 +75,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """One step. Times are monotonic seconds of the recording machine."""
 
     step_id: int
+    step_model: dict[str, object] | None = None  # the step-time model from here on, when it has changed
     messages: list[Drained]  # since the step before, in order
     now: float  # given to schedule()
     generation: int
@@ -93,6 +95,7 @@ class StepRecorder:
         self._encoder = msgspec.json.Encoder()
         self._file = path.open("wb", buffering=1 << 20)
         self._drained: list[Drained] = []
+        self._step_model: dict[str, object] | None = None
         self._line(header)
         self.flush()
 
@@ -108,6 +111,10 @@ class StepRecorder:
         """Keep a message for the next step's entry."""
         self._drained.append(Drained(now, message))
 
+    def step_model(self, model: StepTimeModel) -> None:
+        """The model that the steps after this are scheduled by."""
+        self._step_model = model.to_json()
+
     def step(
         self,
         step: Step,
@@ -118,9 +125,11 @@ class StepRecorder:
     ) -> None:
         """Write one step; `result` None: it failed as a whole with `runner_error`."""
         drained, self._drained = self._drained, []
+        step_model, self._step_model = self._step_model, None
         self._line(
             Entry(
                 step_id=step.step_id,
+                step_model=step_model,
                 messages=drained,
                 now=step.scheduled_at_s,
                 generation=step.generation,
@@ -162,6 +171,8 @@ def replay(path: Path) -> Iterator[Entry]:
     header, entries = read(path)
     state = header.build()
     for entry in entries:
+        if entry.step_model is not None:
+            state.scheduler.use_step_time(StepTimeModel.from_json(entry.step_model))
         for drained in entry.messages:
             state.apply(drained.message, drained.now)
         state.expire(entry.now)

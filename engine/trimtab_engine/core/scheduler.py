@@ -33,6 +33,7 @@ from trimtab_engine.core.request import FinishReason, Request, RequestState
 from trimtab_engine.core.stats import SchedulerStats, snapshot
 from trimtab_engine.core.step import Step, StepResult, TokenEvent
 from trimtab_engine.core.step_builder import Blocked, BlockedHead, StepBuilder
+from trimtab_engine.core.step_time import StepTimeModel
 from trimtab_engine.core.stop_rules import finish_reason
 from trimtab_engine.errors import ConfigError, RequestError
 
@@ -66,6 +67,7 @@ class Scheduler:
         self.eos_token_ids = eos_token_ids
         self.live = live
         self.generation = generation
+        self.step_time: StepTimeModel | None = None
         self._policy = policies.policy_of(live)
         self._state = Lifecycle(
             num_blocks=num_blocks,
@@ -127,6 +129,10 @@ class Scheduler:
             self._policy = policy
             self._state.rerank(policy)
             self._blocked_head = None
+
+    def use_step_time(self, model: StepTimeModel) -> None:
+        """Predict steps by this model from now on, between steps."""
+        self.step_time = model
 
     # ---- one step ------------------------------------------------------------------------------------------------
 

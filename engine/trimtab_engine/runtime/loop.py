@@ -19,6 +19,8 @@ from typing import Protocol
 
 from trimtab_engine.core.request import FinishReason, Request
 from trimtab_engine.core.step import Step, StepResult, TokenEvent, TokenLogprobs
+from trimtab_engine.core.step_fit import StepTimeFit
+from trimtab_engine.core.step_time import StepFeatures, features_of
 from trimtab_engine.engine_state import EngineState
 from trimtab_engine.framing import EngineChannel, PeerGone
 from trimtab_engine.messages import (
@@ -29,6 +31,7 @@ from trimtab_engine.messages import (
     Fatal,
     Init,
     Reconfigure,
+    StepModel,
     StepOutput,
     StepStats,
     Stop,
@@ -43,6 +46,7 @@ logger = logging.getLogger(__name__)
 MAX_FAILED_STEPS = 3  # in a row: then it is not one request's fault
 MAX_BACKLOG_BYTES = 64 * 2**20  # unsent output; a peer that far behind is waited for
 FLUSH_S = 2.0
+REPORT_EXCLUDED_STEPS = 64  # excluded steps bring no new model; their share is reported all the same
 _COLLECT_AFTER_S = 0.05  # idle that long: time for the garbage collector
 _BLOCKED_WAIT_S = 0.01  # work is there and none of it can run; look again soon
 
@@ -65,13 +69,17 @@ class EngineLoop:
         executor: Executor,
         recorder: StepRecorder | None = None,
         clock: Callable[[], float] = time.monotonic,
+        switches: Callable[[], int] | None = None,
     ) -> None:
+        """`switches` counts the involuntary context switches of the calling thread so far."""
         self._channel = channel
         self._state = state
         self._scheduler = state.scheduler
         self._executor = executor
         self._recorder = recorder
         self._clock = clock
+        self._switches = involuntary_switches if switches is None else switches
+        self._fit = StepTimeFit()
         self._failed_steps = 0
         self._blocked = False
         self._draining = False
@@ -157,7 +165,7 @@ class EngineLoop:
     def _step(self, now: float) -> bool:
         """One step. False: the process must end."""
         self._idle_said = self._collected = False
-        switches = _involuntary_switches()
+        switches = self._switches()
         tokens = self._outside_tokens()
         step = self._scheduler.schedule(now)
         schedule_s = self._clock() - now
@@ -185,9 +193,29 @@ class EngineLoop:
         events = [*self._scheduler.commit(step, result, committed), *self._scheduler.drain_events()]
         self._record(step, result, committed, events)
         tokens += (self._token(event) for event in events)
-        stats = self._stats(step, schedule_s, self._clock() - now, now, _involuntary_switches() - switches)
+        stats = self._stats(step, schedule_s, self._clock() - now, now, self._switches() - switches)
         self._send(tokens, stats)
+        self._learn(stats)
         return True
+
+    def _learn(self, stats: StepStats) -> None:
+        """Fit the step-time model to a step, after its tokens are on their way."""
+        features = StepFeatures(
+            stats.num_tokens,
+            stats.num_decodes + stats.num_prefills,
+            stats.decode_context,
+            stats.prefill_attention,
+        )
+        disturbed = stats.involuntary_switches > 0
+        new = self._fit.observe(features, stats.step_s, disturbed)
+        model = self._fit.model
+        if new and model is not None:
+            self._scheduler.use_step_time(model)
+            if self._recorder is not None:
+                self._recorder.step_model(model)
+        if new or (disturbed and self._fit.num_excluded % REPORT_EXCLUDED_STEPS == 1):
+            score = self._fit.score
+            self._channel.send(StepModel(None if model is None else model.to_json(), score.to_json()))
 
     def _fail(self, step: Step, error: Exception) -> list[Token]:
         """End the requests of a step that raised, as if it had never been scheduled."""
@@ -262,14 +290,14 @@ class EngineLoop:
         """Numbers of `step` (None: of no step) and of the scheduler now; counters as deltas since the last call."""
         after, before = self._scheduler.stats, self._counted
         self._counted = after
-        rows = range(0) if step is None else range(step.num_decodes, len(step.requests))
+        features = None if step is None else features_of(step)
         return StepStats(
             step_id=self._last_step_id,
             generation=self._scheduler.generation if step is None else step.generation,
             budget=self._scheduler.live.max_num_batched_tokens if step is None else step.budget,
             num_tokens=0 if step is None else step.num_tokens,
             num_decodes=0 if step is None else step.num_decodes,
-            num_prefills=len(rows),
+            num_prefills=0 if step is None else len(step.requests) - step.num_decodes,
             schedule_s=schedule_s,
             step_s=step_s,
             started_s=started_s,
@@ -283,10 +311,8 @@ class EngineLoop:
             preemptions_recompute=after.preemptions_recompute - before.preemptions_recompute,
             preemptions_swap=after.preemptions_swap - before.preemptions_swap,
             recomputed_tokens=after.recomputed_tokens - before.recomputed_tokens,
-            decode_context=0 if step is None else sum(step.context[: step.num_decodes]),
-            prefill_attention=0.0
-            if step is None
-            else sum(step.chunk[i] * (step.context[i] + step.chunk[i] / 2) for i in rows),
+            decode_context=0 if features is None else features.decode_context,
+            prefill_attention=0.0 if features is None else features.prefill_attention,
             involuntary_switches=switches,
         )
 
@@ -296,7 +322,7 @@ def _finish_reason(request: Request) -> str:
     return request.finish_reason.value
 
 
-def _involuntary_switches() -> int:
+def involuntary_switches() -> int:
     """Context switches forced on this thread so far: steps with some are no measure of the model."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
 

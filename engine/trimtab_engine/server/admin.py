@@ -1,4 +1,4 @@
-"""The admin app, on its own port: live config, workload records, facts, drain. The operator and the tuner talk to it.
+"""The admin app, on its own port: live config, workload records, step-time model, facts, drain. The operator and the tuner talk to it.
 
 Every route but `/metrics` needs a token when the server has a key file (`auth`). Errors carry path, value and allowed
 range; nothing is changed then.
@@ -67,6 +67,10 @@ def create_admin_app(state: AppState, auth: AdminAuth | None) -> Starlette:
         limit = _query_int(request, "limit", MAX_WORKLOAD_RECORDS, 1, MAX_WORKLOAD_RECORDS)
         return JSONResponse(state.workload.read(since, limit))
 
+    async def get_step_model(request: Request) -> Response:
+        news = state.client.step_model
+        return JSONResponse({"model": news.model, "score": news.score})
+
     async def get_info(request: Request) -> Response:
         return JSONResponse(
             {**asdict(state.client.info), "engine_pid": state.client.pid, "version": version("trimtab")}
@@ -85,6 +89,7 @@ def create_admin_app(state: AppState, auth: AdminAuth | None) -> Starlette:
             Route("/admin/live-config", guarded(put_live_config, "write"), methods=["PUT"]),
             Route("/admin/live-config/candidate", guarded(delete_candidate, "write"), methods=["DELETE"]),
             Route("/admin/workload", guarded(get_workload, "read"), methods=["GET"]),
+            Route("/admin/step-model", guarded(get_step_model, "read"), methods=["GET"]),
             Route("/admin/info", guarded(get_info, "read"), methods=["GET"]),
             Route("/admin/drain", guarded(drain, "write"), methods=["POST"]),
             Route("/admin/drain", guarded(lifecycle, "read"), methods=["GET"]),

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from trimtab_engine.core.step_fit import FitScore
 from trimtab_engine.errors import Draining, EngineDead, NotReady, QueueFull
 from trimtab_engine.framing import FrameError, FrameReader, frame
 from trimtab_engine.messages import (
@@ -34,6 +35,7 @@ from trimtab_engine.messages import (
     Loading,
     Ready,
     Reconfigure,
+    StepModel,
     StepOutput,
     StepStats,
     Stop,
@@ -147,7 +149,9 @@ class EngineClient:
         self.death: EngineDead | None = None
         self.max_num_seqs = 1  # in force, for the queue limit; set by `live.LiveDoor`
         self.on_readback: Callable[[dict[str, object]], None] = lambda readback: None
+        self.on_step_model: Callable[[StepModel], None] = lambda news: None
         self.last_stats: StepStats | None = None
+        self.step_model = StepModel(None, FitScore(0, 0, None, None).to_json())
         self._info: EngineInfo | None = None
         self._max_queued_requests = max_queued_requests
         self._on_token = on_token
@@ -323,6 +327,9 @@ class EngineClient:
         match message:
             case StepOutput(tokens=tokens, stats=stats):
                 self._step(tokens, stats)
+            case StepModel():
+                self.step_model = message
+                self.on_step_model(message)
             case Applied(sequence=sequence, readback=readback):
                 self.on_readback(readback)
                 answer = self._answers.pop(sequence, None) if sequence is not None else None

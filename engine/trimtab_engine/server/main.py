@@ -91,6 +91,7 @@ def build_state(
             max_num_seqs=in_force.config.max_num_seqs,
         )
 
+    client.on_step_model = metrics.on_step_model
     readback = LiveState(incumbent, config.ceilings, boot_error).to_json(time.time() - time.monotonic())
     live = LiveDoor(client, config.ceilings, readback, start_unix_s, on_change)
     live.announce()

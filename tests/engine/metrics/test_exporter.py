@@ -9,7 +9,9 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from trimtab_engine.core.live import Slo, SloClass
-from trimtab_engine.messages import StepStats
+from trimtab_engine.core.step_fit import FitScore
+from trimtab_engine.core.step_time import TERMS, StepTimeModel
+from trimtab_engine.messages import StepModel, StepStats
 from trimtab_engine.server.metrics import buckets
 from trimtab_engine.server.metrics.catalog import CATALOG, markdown
 from trimtab_engine.server.metrics.exporter import EngineMetrics
@@ -18,6 +20,11 @@ from trimtab_engine.server.metrics.ledger import Ledger
 
 ROOT = Path(__file__).resolve().parents[3]
 TWO_CLASSES = Slo("chat", (SloClass("chat", 1.0, 0.1), SloClass("batch", 10.0, 1.0)))
+
+STEP_MODEL = StepModel(
+    StepTimeModel(tuple(float(i) for i in range(len(TERMS)))).to_json(),
+    FitScore(num_steps=30, num_excluded=10, error_median=0.02, error_p95=0.08).to_json(),
+)
 
 
 def step(**changes: float) -> StepStats:
@@ -77,6 +84,7 @@ def busy_metrics() -> tuple[Ledger, EngineMetrics]:
         generation=2, source="Recommendation", policy="priority", budget=256, max_num_seqs=8
     )
     metrics.on_step(step())
+    metrics.on_step_model(STEP_MODEL)
     return ledger, metrics
 
 
@@ -93,6 +101,21 @@ def test_exposition_is_the_catalogue_in_names_types_and_labels() -> None:
         labels = set().union(*(set(sample.labels) for sample in family.samples)) - {"le"}
         got[name] = (family.type, labels)
     assert got == {family.name: (family.kind, set(family.labels)) for family in CATALOG}
+
+
+def test_the_step_time_model_is_exposed_with_its_held_out_errors_and_the_share_of_steps_left_out() -> None:
+    samples = exposed(busy_metrics()[1])
+    coefficients = samples["trimtab_step_model_coefficient_seconds"]
+    assert coefficients == {(("term", term),): float(i) for i, term in enumerate(TERMS)}
+    assert samples["trimtab_step_model_error_ratio"] == {
+        (("quantile", "0.5"),): 0.02,
+        (("quantile", "0.95"),): 0.08,
+    }
+    assert samples["trimtab_step_model_steps_total"] == {
+        (("outcome", "learnt"),): 30,
+        (("outcome", "excluded"),): 10,
+    }
+    assert samples["trimtab_step_model_excluded_ratio"] == {(): 0.25}
 
 
 def test_a_pod_with_two_classes_and_two_generations_stays_under_800_series() -> None:

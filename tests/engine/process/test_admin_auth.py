@@ -139,6 +139,7 @@ ROUTES = [
     ("PUT", "/admin/live-config", "write"),
     ("DELETE", "/admin/live-config/candidate", "write"),
     ("GET", "/admin/workload", "read"),
+    ("GET", "/admin/step-model", "read"),
     ("GET", "/admin/drain", "read"),
     ("POST", "/admin/drain", "write"),
 ]

@@ -15,6 +15,7 @@ from support.core_builders import HistoryRunner, make_live, make_scheduler, undi
 from trimtab_engine.core.live import Ceilings
 from trimtab_engine.core.request import Request, SamplingParams
 from trimtab_engine.core.step import Step, StepResult, TokenLogprobs
+from trimtab_engine.core.step_time import StepTimeModel
 from trimtab_engine.engine_state import EngineState
 from trimtab_engine.framing import EngineChannel, FrameReader, frame
 from trimtab_engine.live_state import LiveState, Versioned
@@ -27,6 +28,7 @@ from trimtab_engine.messages import (
     Fatal,
     FromEngine,
     Reconfigure,
+    StepModel,
     StepOutput,
     Stop,
     Stopped,
@@ -390,6 +392,52 @@ def test_prompt_logprobs_of_all_chunks_come_with_the_first_token(start: Started)
         -float(i) for i in range(149)
     ]
     assert all(token.prompt_logprobs is None for token in rest)
+
+
+def run_recorded(path: Path, switches: Callable[[], int]) -> list[FromEngine]:
+    """One request of 30 tokens through a loop that records; everything it said."""
+    live = make_live()
+    header = Header(
+        num_blocks=64,
+        block_size=4,
+        max_model_len=256,
+        enable_prefix_caching=True,
+        prefill_first=False,
+        eos_token_ids=[],
+        seed=0,
+        ceilings={"max_num_batched_tokens": 64, "max_num_seqs": 8},
+        live=live.to_json(),
+        generation=1,
+        source="Spec",
+    )
+    ours, theirs = socket.socketpair()
+    with theirs, StepRecorder(path, header) as recorder:
+        loop = EngineLoop(EngineChannel(ours), header.build(), Executor(), recorder, switches=switches)
+        assert loop.run([add("a", 6, SamplingParams(max_tokens=30, ignore_eos=True, seed=0)), Drain()]) == 0
+        peer = Peer(theirs, threading.current_thread())
+        peer.until(lambda message: isinstance(message, Stopped))
+    ours.close()
+    return peer.seen
+
+
+def test_the_loop_learns_step_times_tells_them_and_records_what_it_schedules_by(tmp_path: Path) -> None:
+    seen = run_recorded(tmp_path / "steps.jsonl", switches=lambda: 0)
+    news = [m for m in seen if isinstance(m, StepModel)]
+    assert [m.score["num_steps"] for m in news] == [*range(4, 17)]  # 30 steps: the next would come at 32
+    assert all(m.score["num_excluded"] == 0 for m in news)
+    models = [StepTimeModel.from_json(m.model) for m in news]
+    entries = list(replay(tmp_path / "steps.jsonl"))
+    recorded = [entry.step_model for entry in entries if entry.step_model is not None]
+    assert [StepTimeModel.from_json(r) for r in recorded] == models
+    assert entries[4].step_model == models[0].to_json()  # learnt from steps 0 to 3, in force from step 4
+
+
+def test_steps_during_which_the_kernel_took_the_cpu_are_counted_and_not_learnt_from(tmp_path: Path) -> None:
+    switches = iter(range(1000))
+    seen = run_recorded(tmp_path / "steps.jsonl", switches=lambda: next(switches))
+    (news,) = [m for m in seen if isinstance(m, StepModel)]
+    assert news.model is None
+    assert (news.score["num_steps"], news.score["num_excluded"], news.score["excluded_share"]) == (0, 1, 1.0)
 
 
 def test_a_record_of_a_broken_step_replays(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import httpx
 
 from support.engine_server import EngineServer
+from trimtab_engine.core.step_time import StepFeatures, StepTimeModel
 
 
 def test_a_ready_server_says_so_everywhere(served_engine: EngineServer) -> None:
@@ -23,6 +24,17 @@ def test_info_tells_what_was_loaded(served_engine: EngineServer) -> None:
     assert info["vocab_size"] == 512
     assert info["max_model_len"] <= 2048
     assert info["engine_pid"] == served_engine.engine_pid
+
+
+def test_the_step_time_model_of_what_was_served_can_be_read(served_engine: EngineServer) -> None:
+    body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 200, "ignore_eos": True}
+    assert httpx.post(f"{served_engine.url}/v1/completions", json=body, timeout=60).status_code == 200
+    answer = httpx.get(f"{served_engine.admin_url}/admin/step-model").json()
+    score = answer["score"]
+    assert score["num_steps"] + score["num_excluded"] > 0
+    if score["num_steps"] >= 16:  # fewer only where the kernel took the CPU in nearly every step
+        model = StepTimeModel.from_json(answer["model"])
+        assert 0 < model.predict(StepFeatures(1, 1, 10, 0.0)) < 10
 
 
 def test_metrics_stand_on_both_ports(served_engine: EngineServer) -> None:

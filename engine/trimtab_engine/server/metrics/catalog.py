@@ -300,6 +300,35 @@ CATALOG: tuple[Family, ...] = (
         "engine",
     ),
     _gauge(
+        "trimtab_step_model_coefficient_seconds",
+        ("term",),
+        "Step-time model, fitted online: seconds per unit of the term (token, sequence, token of context, token²)",
+        "t = f(tokens) + a·sequences + a·Σ decode context + a·Σ chunk·(context + chunk/2); "
+        "f: base, and a slope from each knot",
+        "engine",
+    ),
+    _gauge(
+        "trimtab_step_model_error_ratio",
+        ("quantile",),
+        "Held-out error of the step-time model over the latest 512 steps, each predicted before it was learnt from",
+        "|measured / predicted − 1|",
+        "engine",
+    ),
+    _counter(
+        "trimtab_step_model_steps_total",
+        ("outcome",),
+        "Steps that the model learnt from, and steps excluded because the kernel took the CPU away during them",
+        "events",
+        "engine",
+    ),
+    _gauge(
+        "trimtab_step_model_excluded_ratio",
+        (),
+        "Of all steps, the share excluded from fit and score",
+        "excluded / (learnt + excluded)",
+        "engine",
+    ),
+    _gauge(
         "trimtab_live_config_info",
         ("generation", "source", "scheduling_policy", "max_num_batched_tokens", "max_num_seqs"),
         "The live config in force, as labels",

@@ -16,12 +16,18 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from trimtab_engine.messages import StepStats
+from trimtab_engine.messages import StepModel, StepStats
 from trimtab_engine.server.metrics import buckets
 from trimtab_engine.server.metrics.catalog import BY_NAME, CATALOG
 from trimtab_engine.server.metrics.histogram import Histogram
 from trimtab_engine.server.metrics.ledger import Ledger
 
+_STEP_MODEL_FAMILIES = (
+    "trimtab_step_model_coefficient_seconds",
+    "trimtab_step_model_error_ratio",
+    "trimtab_step_model_steps_total",
+    "trimtab_step_model_excluded_ratio",
+)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Samples = list[tuple[tuple[str, ...], float | Histogram]]  # (label values, value)
 
@@ -52,6 +58,7 @@ class EngineMetrics:
         self._start = time.time() if process_start_unix_s is None else process_start_unix_s
         self._totals = _StepTotals()
         self._last: StepStats | None = None
+        self._step_model: StepModel | None = None
         self._last_step_unix_s = 0.0
         self._num_blocks: int | None = None
         self._block_size: int | None = None
@@ -88,6 +95,10 @@ class EngineMetrics:
         totals.budget_ratio.observe(stats.num_tokens / stats.budget)
         totals.prefill_tokens += stats.num_tokens - stats.num_decodes
         (totals.mixed_s if stats.num_prefills else totals.decode_s).observe(stats.step_s)
+
+    def on_step_model(self, news: StepModel) -> None:
+        """Take over the engine's latest step-time model and how it is doing."""
+        self._step_model = news
 
     async def render(self) -> bytes:
         """The exposition, text format 0.0.4. Yields to the event loop between families: scrapes delay no token."""
@@ -163,6 +174,7 @@ class EngineMetrics:
             "trimtab_prefill_step_seconds_total": _one(totals.mixed_s.total),
             "trimtab_prefill_tokens_total": _one(totals.prefill_tokens),
             "trimtab_engine_last_step_timestamp_seconds": _one(self._last_step_unix_s),
+            **_step_model(self._step_model),
             "trimtab_live_config_info": info,
             "trimtab_live_config_generation": _one(self._live[0] if self._live else ledger.generation),
             "trimtab_live_config_changes_total": _one(self._live_changes),
@@ -187,6 +199,25 @@ class _OneFamily(Collector):
 
     def collect(self) -> Iterable[Metric]:
         return (self._metric,)
+
+
+def _step_model(news: StepModel | None) -> dict[str, Samples]:
+    if news is None:
+        return {name: [] for name in _STEP_MODEL_FAMILIES}
+    model, score = news.model or {}, news.score
+    coefficients = model.get("coefficients", {})
+    assert isinstance(coefficients, dict), "StepTimeModel.to_json is our own"
+    errors = (("0.5", score["error_median"]), ("0.95", score["error_p95"]))
+    families: tuple[Samples, ...] = (
+        [((term,), float(value)) for term, value in coefficients.items()],
+        [((quantile,), value) for quantile, value in errors if isinstance(value, float)],
+        [
+            (("learnt",), float(str(score["num_steps"]))),
+            (("excluded",), float(str(score["num_excluded"]))),
+        ],
+        _one(float(str(score["excluded_share"]))),
+    )
+    return dict(zip(_STEP_MODEL_FAMILIES, families, strict=True))
 
 
 def _one(value: float) -> Samples:
