@@ -6,7 +6,7 @@ export PYTHONSAFEPATH := 1
 export OMP_NUM_THREADS ?= 1
 BIN = $$(.ci/env)
 
-.PHONY: help setup demo test test-cluster test-gpu check format bench
+.PHONY: help setup demo test test-gpu test-cluster cluster check format bench
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -19,11 +19,14 @@ demo: ## Serve, replay, tune and report on this machine, in under 12 minutes
 test: ## Run all tests
 	@bin=$(BIN) && "$$bin/pytest" $(ARGS)
 
-test-cluster: ## Run the tests against a real control plane (KUBEBUILDER_ASSETS names its binaries)
-	@bin=$(BIN) && "$$bin/pytest" -m cluster $(ARGS)
-
 test-gpu: ## Run the tests that need a CUDA device
 	@bin=$(BIN) && "$$bin/pytest" -m gpu tests/gpu $(ARGS)
+
+test-cluster: ## Run the tests on a real control plane (builds it once, a quarter of an hour; needs Go and root)
+	@bin=$(BIN) && "$$bin/pytest" -m cluster $(ARGS)
+
+cluster: ## Bring a Kubernetes cluster up on this machine and print the KUBECONFIG to use; Ctrl-C ends it
+	@bin=$(BIN) && PYTHONPATH=tests exec "$$bin/python" -m support.cluster up $(ARGS)
 
 check: ## Lint, types, import contracts
 	@bin=$(BIN) && "$$bin/ruff" format --check . && "$$bin/ruff" check . && "$$bin/mypy" && "$$bin/lint-imports"

@@ -1,0 +1,87 @@
+"""Fixtures of the cluster tests: one cluster a session, one namespace a test; and the step into the cluster's namespace.
+
+These tests run by `make test-cluster` (or `pytest -m cluster`): pytest collects, sees that it is outside, and starts itself
+again inside (`support.cluster.namespace`), since pods and Services answer there only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from _pytest.capture import CaptureManager
+
+from support.cluster import binaries, host_tools, namespace
+from support.cluster.binaries import Unavailable
+from support.cluster.cluster import Cluster, existing, start
+from support.cluster.kubectl import Kubectl
+
+_HERE = Path(__file__).parent
+_TESTS = _HERE.parent
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(_HERE):
+            item.add_marker(pytest.mark.cluster)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Start again inside a namespace when cluster tests are to run and this is the outside."""
+    ours = [item for item in session.items if item.get_closest_marker("cluster")]
+    if not ours or session.config.option.collectonly or namespace.is_inside():
+        return
+    try:
+        if existing() is not None:
+            return
+        programs = binaries.find_or_build()
+        host_tools.search_path()
+        problem = namespace.probe()
+        if problem is not None:
+            raise Unavailable(problem)
+    except Unavailable as error:
+        if os.environ.get("CI"):
+            pytest.exit(f"cluster tests may not be skipped in CI: {error}", returncode=1)
+        for item in ours:
+            item.add_marker(pytest.mark.skip(reason=str(error)))
+        return
+    if len(ours) < len(session.items):
+        pytest.exit("cluster tests run apart from others: make test-cluster", returncode=1)
+    capture = session.config.pluginmanager.getplugin("capturemanager")
+    if isinstance(capture, CaptureManager):
+        capture.suspend_global_capture(in_=True)
+    command = namespace.command_inside(
+        [sys.executable, "-P", "-m", "pytest", *session.config.invocation_params.args]
+    )
+    os.chdir(session.config.invocation_params.dir)
+    sys.stdout.flush()
+    environment = {"PYTHONPATH": str(_TESTS), "KUBEBUILDER_ASSETS": str(programs)}
+    os.execve(command[0], command, {**os.environ, **environment})
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster of ours, with nodes node-a and node-b of two GPUs each. Its nodes and programs may be broken, if mended."""
+    if existing() is not None:
+        pytest.skip("this test breaks parts of a cluster, and so needs one of its own, not an existing one")
+    with start(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+@pytest.fixture
+def kubectl(request: pytest.FixtureRequest) -> Iterator[Kubectl]:
+    """kubectl in a fresh namespace, deleted afterwards."""
+    found = existing()
+    admin: Kubectl = request.getfixturevalue("cluster").kubectl if found is None else found
+    name = (
+        re.sub(r"[^a-z0-9]+", "-", request.node.name.lower()).strip("-")[:50].strip("-")
+        + f"-{os.urandom(2).hex()}"
+    )
+    admin("create", "namespace", name)
+    yield admin.within(name)
+    admin("delete", "namespace", name, "--wait=false")
