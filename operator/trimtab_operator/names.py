@@ -22,6 +22,8 @@ LABEL_PART_OF = "app.kubernetes.io/part-of"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 ANNOTATION_TUNING = f"{GROUP}/tuning"  # paused | reverted
 ANNOTATION_TEMPLATE_HASH = f"{GROUP}/config-hash"
+ANNOTATION_HIGHEST = f"{GROUP}/highest-generation"  # on the ConfigMap: above every number ever given
+ANNOTATION_CANDIDATE = f"{GROUP}/candidate"  # on the ConfigMap: which candidate holds which number
 ANNOTATION_APPLIED = f"{GROUP}/applied"  # digest of what was applied
 ENGINE_CONTAINER = "engine"
 
@@ -60,6 +62,10 @@ MODEL_LOAD_FAILED = "ModelLoadFailed"
 INSUFFICIENT_GPU = "InsufficientGPU"
 IMAGE_PULL_FAILED = "ImagePullFailed"
 ENGINE_CRASHED = "EngineCrashed"
+CONTAINER_CONFIG_ERROR = "ContainerConfigError"
+PODS_NOT_CREATED = "PodsNotCreated"
+NAME_TAKEN = "NameTaken"
+API_UNAVAILABLE = "ApiUnavailable"
 ENGINE_REJECTED = "EngineRejected"
 INVALID_SPEC = "InvalidSpec"
 UNSUPPORTED = "Unsupported"
@@ -68,9 +74,12 @@ TUNING_OFF = "OffByMode"
 TUNING_PAUSED = "Paused"
 TUNING_REVERTED = "Reverted"
 RECOMMENDATION_SUPERSEDED = "RecommendationSuperseded"
+CANDIDATE_REFUSED = "CandidateRefused"
+SERVICE_NOT_FOUND = "ServiceNotFound"
+UPGRADE_HELD = "HeldByPolicy"
 
 #: Failures that time does not mend: a person has to change something.
-FATAL_REASONS = frozenset({MODEL_LOAD_FAILED, IMAGE_PULL_FAILED, INVALID_SPEC, UNSUPPORTED})
+FATAL_REASONS = frozenset({MODEL_LOAD_FAILED, IMAGE_PULL_FAILED, INVALID_SPEC, UNSUPPORTED, NAME_TAKEN})
 
 
 def selector(service: str) -> dict[str, str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import httpx
 from trimtab_operator import names
 from trimtab_operator.local.backends import Backend
 from trimtab_operator.local.process import Addresses, EngineProcess, describe_exit
+from trimtab_operator.plan import failures
 
 _STARTUP_PROBE_S = 0.1
 _PROBE_S = 1.0
@@ -28,8 +28,6 @@ _PROBE_FAILURES = 2  # in a row, until no new requests are sent
 _LIVENESS_FAILURES = 30  # in a row, until the process is killed: a busy machine is not a dead engine
 _EXIT_GRACE_S = 5.0  # for a process that has nothing left to finish
 _HEALTHY_AFTER_S = 600.0  # ready for so long: earlier restarts do not lengthen the next pause
-# What torch and the engine say when the device is full: there is no place for this replica, as for a pod without a GPU.
-_NO_MEMORY = re.compile(r"out of memory|OutOfMemory|bytes are in use after loading", re.IGNORECASE)
 
 
 class Phase(StrEnum):
@@ -166,9 +164,10 @@ class Replica:
         status = await self._until_exit(self.process)
         if not self._leaving:
             why = self._killed_for or f"ended with {describe_exit(status)}"
-            gave_up = status > 0 and not self.was_ready and self._killed_for is None
             tail = self.process.log_tail()
-            self._failed(why, tail, names.MODEL_LOAD_FAILED if gave_up else names.ENGINE_CRASHED)
+            # One that we killed gave up nothing: it counts as ended by a signal.
+            judged = status if self._killed_for is None else -1
+            self._failed(why, tail, failures.reason(judged, tail, self.was_ready))
 
     async def _until_exit(self, process: EngineProcess) -> int:
         probes = asyncio.create_task(self._probe(process))
@@ -214,8 +213,7 @@ class Replica:
         if self.ready_since_s is not None and now - self.ready_since_s >= _HEALTHY_AFTER_S:
             self.recent_restarts = 0
         self.ready_since_s = None
-        if not self.was_ready and _NO_MEMORY.search(tail):
-            reason = names.INSUFFICIENT_GPU
+        if reason == names.INSUFFICIENT_GPU:
             self.no_memory_since_s = self.no_memory_since_s or now
         lines = tail.strip().splitlines()
         self.failure = Failure(reason, f"{why}: {lines[-1].strip()}" if lines else why, tail, now)

@@ -197,15 +197,19 @@ def _pace(desired: Desired, current: Sequence[Replica], now: float) -> _Pace:
     if desired.strategy == "Recreate":
         return _Pace(surge=0, min_ready=0, count_draining=True, recreate=True)
     surge, missing = desired.max_surge, desired.max_unavailable
-    no_room = any(
+    if desired.strategy == "Auto" and no_room(current, now):
+        surge, missing = 0, max(1, missing)
+    return _Pace(surge, max(0, wanted - missing), count_draining=surge == 0)
+
+
+def no_room(current: Sequence[Replica], now: float) -> bool:
+    """Whether a replica of the current template has looked for a place in vain for long enough."""
+    return any(
         r.unschedulable_since_s is not None
         and not r.ready
         and now - r.unschedulable_since_s >= UNSCHEDULABLE_PATIENCE_S
         for r in current
     )
-    if desired.strategy == "Auto" and no_room:
-        surge, missing = 0, max(1, missing)
-    return _Pace(surge, max(0, wanted - missing), count_draining=surge == 0)
 
 
 def _ends(
@@ -370,10 +374,11 @@ def _verdict(
             if replica.unschedulable_since_s is not None and not leaving:
                 reason = names.INSUFFICIENT_GPU
             return reason, f"{replica.name} is not ready after {waited:.0f} s{detail}{kept}", True
+    hint = next((f"; {r.name}: {r.message}" for r in current if not r.ready and r.message), "")
     if old:
         return (
             names.ROLLOUT_IN_PROGRESS,
-            f"{ready} of {desired.replicas} replicas are updated and ready, {len(old)} old ones are left",
+            f"{ready} of {desired.replicas} replicas are updated and ready, {len(old)} old ones are left{hint}",
             False,
         )
     if len(current) > desired.replicas:
@@ -387,5 +392,5 @@ def _verdict(
             False,
         )
     if len(current) < desired.replicas or any(not r.was_ready for r in current):
-        return names.SCALING_UP, f"{ready} of {desired.replicas} replicas are ready", False
-    return names.PODS_NOT_READY, f"{ready} of {desired.replicas} replicas are ready", False
+        return names.SCALING_UP, f"{ready} of {desired.replicas} replicas are ready{hint}", False
+    return names.PODS_NOT_READY, f"{ready} of {desired.replicas} replicas are ready{hint}", False

@@ -45,6 +45,7 @@ class Facts:
     tuning_running: bool = False
     slo: SloVerdict = "Unknown"
     resolved: Resolved = field(default_factory=Resolved)
+    upgrade_available: bool | None = None  # None: not a question here (local mode)
 
 
 def service_status(
@@ -135,7 +136,19 @@ def _conditions(service: InferenceService, rollout: RolloutStatus, facts: Facts)
             "",
         ),
         _tuning_ready(condition, service, facts),
+        *_upgrade(condition, facts),
     ]
+
+
+def _upgrade(condition: _Make, facts: Facts) -> list[Condition]:
+    if facts.upgrade_available is None:
+        return []
+    if not facts.upgrade_available:
+        return [condition(names.UPGRADE_AVAILABLE, False, names.UP_TO_DATE, "")]
+    message = (
+        "newer defaults of the operator wait for the next restart, or for spec.rollout.upgradePolicy Auto"
+    )
+    return [condition(names.UPGRADE_AVAILABLE, True, names.UPGRADE_HELD, message)]
 
 
 def _condition(generation: int, kind: str, status: bool | None, reason: str, message: str) -> Condition:

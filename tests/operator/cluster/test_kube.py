@@ -16,7 +16,6 @@ import pytest
 from support.services import service
 from trimtab_operator.api.status import Resolved
 from trimtab_operator.cluster import kinds
-from trimtab_operator.cluster.drift import drift, stamped
 from trimtab_operator.cluster.kube import (
     PAGE,
     Conflict,
@@ -26,6 +25,7 @@ from trimtab_operator.cluster.kube import (
     Refused,
     Unavailable,
 )
+from trimtab_operator.plan.drift import drift, stamped
 from trimtab_operator.plan.manifests import Context, Manifest, manifests
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from support.services import service
 from trimtab_operator.api.status import Resolved
-from trimtab_operator.cluster.drift import digest, drift, stamped
+from trimtab_operator.plan.drift import digest, drift, stamped
 from trimtab_operator.plan.manifests import Context, manifests
 
 Json = dict[str, Any]

@@ -1,0 +1,408 @@
+"""One service in a cluster: (what is observed, now) → what to apply, to say to engines, and to write as status. Pure.
+
+Two steps, because what engines answer belongs into the status: `decide` before acting, `conclude` after. Called by
+`cluster.reconcile`, which does the rest; keeps nothing between calls, so a restarted operator goes on where the old one stood.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from trimtab_operator import names
+from trimtab_operator.api import InferenceService, Recommendation
+from trimtab_operator.api.status import LastRun, LiveValues, Resolved, ServiceStatus
+from trimtab_operator.errors import InvalidResource
+from trimtab_operator.plan import children, live_push, pods, rollout, runs
+from trimtab_operator.plan import live as plan_live
+from trimtab_operator.plan.drift import digest
+from trimtab_operator.plan.live_record import CandidateNumber, LiveRecord, candidate_key
+from trimtab_operator.plan.manifests import Context, manifests
+from trimtab_operator.plan.status import Facts, service_status
+from trimtab_operator.plan.template import template_hash
+
+Json = dict[str, Any]
+_MAX_RENUMBERINGS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the operator was started with."""
+
+    defaults: Resolved = field(default_factory=Resolved)
+    admin_public_key: str | None = None
+    operator_namespace: str = "trimtab-system"
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Everything about one service at one moment."""
+
+    service: InferenceService
+    previous: ServiceStatus = field(default_factory=ServiceStatus)
+    children: Mapping[children.Key, Mapping[str, Any]] = field(default_factory=dict)
+    pods: tuple[Mapping[str, Any], ...] = ()
+    runs: tuple[runs.Run, ...] = ()
+    read_backs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by pod name
+    refusals: Mapping[str, tuple[int, str]] = field(default_factory=dict)  # by pod name: generation, why
+
+    def child(self, kind: str, name: str) -> Mapping[str, Any] | None:
+        """One child, or None."""
+        return self.children.get((kind, name))
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do now. `incumbent` and `trial` are what engines shall have; `calls` says what to tell each pod for that."""
+
+    template_hash: str
+    resolved: Resolved
+    upgrade_available: bool
+    changes: children.Changes
+    incumbent: Json
+    trial: live_push.Trial | None
+    targets: frozenset[str]
+    calls: Mapping[str, tuple[live_push.Call, ...]]
+    recommendation: Recommendation | None
+    superseded: str | None  # why a recommendation was dropped now
+    renumbered: tuple[str, ...]  # pods that had seen other numbers
+    acting_run: runs.Run | None
+    taken_run: runs.Run | None  # its result was taken now
+    refusal: str | None  # why the acting run's candidate, or the taken run's result, is not carried out
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """The status to write, and when to look again at the latest (Unix seconds, None: when something happens)."""
+
+    status: ServiceStatus
+    look_again_s: float | None
+    run_statuses: Mapping[str, Json]  # by name of the run
+
+
+def decide(observed: Observed, settings: Settings, now: float, time: str) -> Decision:
+    """See the module. `now` is Unix, `time` the same moment as RFC 3339."""
+    service, spec = observed.service, observed.service.spec
+    resolved, upgrade = _resolve(observed, settings)
+    wanted_hash = template_hash(spec, resolved)
+    recommendation, taken, refusal = _recommendation(observed, time)
+    chosen = plan_live.effective(spec, recommendation, service.metadata.annotations)
+    superseded = chosen.why if chosen.superseded else None
+    if superseded is not None:
+        recommendation = None
+    record = LiveRecord.of(observed.child("ConfigMap", names.live_config_map(service.name)))
+    floor = record.highest
+    if observed.previous.engine.desired is not None:
+        floor = max(floor, observed.previous.engine.desired.generation)
+    number, floor = _incumbent_number(record, chosen, floor)
+
+    acting = runs.acting(observed.runs)
+    offered, why_not = _offer(service, acting, now)
+    refusal = refusal or why_not
+    if offered is not None and _edited(service, record, offered):
+        offered, refusal = None, "spec was edited since this candidate was begun; the edit wins"
+    targets = _targets(observed, record) if offered is not None else frozenset()
+
+    renumbered: set[str] = set()
+    fresh_candidate = False
+    for _ in range(_MAX_RENUMBERINGS):
+        incumbent = {"generation": number, "source": chosen.source, "config": chosen.config}
+        candidate, floor = _candidate_number(service, record, offered, floor, fresh=fresh_candidate)
+        trial = None
+        if offered is not None and candidate is not None:
+            document = {
+                "generation": candidate.generation,
+                "source": "Recommendation",
+                "config": offered.config,
+            }
+            trial = live_push.Trial(document, offered.until_s)
+        verdicts = {
+            name: live_push.judge(read_back, incumbent, trial if name in targets else None, now)
+            for name, read_back in observed.read_backs.items()
+        }
+        again = {name for name, v in verdicts.items() if v.renumber_incumbent or v.renumber_candidate}
+        if not again:
+            break
+        floor = max(floor, *(int(observed.read_backs[name]["highest_generation"]) for name in again))
+        others = {name for name in again if verdicts[name].renumber_incumbent}
+        renumbered |= others
+        if others:
+            floor += 1
+            number = floor
+        fresh_candidate = True
+    record = replace(record, highest=max(floor, number), candidate=candidate)
+
+    context = Context(
+        resolved=resolved,
+        admin_public_key=settings.admin_public_key,
+        operator_namespace=settings.operator_namespace,
+        generation=number,
+        recommendation=recommendation,
+        surge=_surge(observed, wanted_hash, now),
+    )
+    wanted = manifests(service, context)
+    for manifest in wanted:
+        if manifest["kind"] == "ConfigMap":
+            manifest["metadata"]["annotations"] = record.annotations()
+    return Decision(
+        template_hash=wanted_hash,
+        resolved=resolved,
+        upgrade_available=upgrade,
+        changes=children.changes(service, wanted, observed.children),
+        incumbent=incumbent,
+        trial=trial,
+        targets=targets,
+        calls={
+            name: v.calls for name, v in verdicts.items() if v.calls and not _refused(observed, name, v.calls)
+        },
+        recommendation=recommendation,
+        superseded=superseded,
+        renumbered=tuple(sorted(renumbered)),
+        acting_run=acting,
+        taken_run=taken,
+        refusal=refusal,
+    )
+
+
+def conclude(observed: Observed, decision: Decision, now: float, time: str) -> Conclusion:
+    """The status after acting. `observed` carries what was read after the calls, where something was said."""
+    service = observed.service
+    number = int(decision.incumbent["generation"])
+    replicas = _replicas(observed)
+    wanted = rollout.Desired.of(service.spec, decision.template_hash, number)
+    actions = rollout.plan(wanted, replicas, now)
+    last = actions[-1]
+    assert isinstance(last, rollout.SetStatus), "a plan ends with its status"
+    deployment = observed.child("Deployment", names.deployment(service.name))
+    found = _with_deployment(last.status, deployment)
+    facts = Facts(
+        url=f"http://{names.service(service.name)}.{service.namespace}.svc:{service.spec.service.port}",
+        desired=plan_live.live_values(decision.incumbent),
+        applied=_applied(observed, replicas),
+        recommendation=decision.recommendation,
+        tuning_running=decision.acting_run is not None,
+        slo="Unknown",
+        resolved=decision.resolved,
+        upgrade_available=decision.upgrade_available,
+    )
+    status = service_status(service, found, facts, observed.previous, time)
+    if decision.taken_run is not None:
+        status = _with_last_run(status, decision.taken_run, time)
+    moments = [action.until_s for action in actions if isinstance(action, rollout.Wait)]
+    if decision.trial is not None:
+        moments.append(min(now + live_push.RENEW_EVERY_S, decision.trial.until_s))
+    return Conclusion(status, min(moments, default=None), _run_statuses(observed, decision, time))
+
+
+# What the service shall run with
+
+
+def _resolve(observed: Observed, settings: Settings) -> tuple[Resolved, bool]:
+    """The operator's defaults for this service, and whether newer ones wait. Stamped ones stand until pods restart anyway."""
+    spec, stamped = observed.service.spec, observed.previous.resolved
+    deployment = observed.child("Deployment", names.deployment(observed.service.name))
+    if deployment is None or stamped.image is None or stamped == settings.defaults:
+        return settings.defaults, False
+    template = deployment["spec"]["template"]["metadata"].get("annotations") or {}
+    restarts_anyway = template.get(names.ANNOTATION_TEMPLATE_HASH) != template_hash(spec, stamped)
+    if spec.rollout.upgrade_policy == "Auto" or restarts_anyway:
+        return settings.defaults, False
+    matters = template_hash(spec, stamped) != template_hash(spec, settings.defaults)
+    return stamped, matters
+
+
+def _recommendation(
+    observed: Observed, time: str
+) -> tuple[Recommendation | None, runs.Run | None, str | None]:
+    """The recommendation that stands, the run that it was taken from just now, and why a result was not taken."""
+    standing = observed.previous.tuning.recommendation
+    try:
+        found = runs.promotion(observed.service, observed.runs, time)
+    except InvalidResource as error:
+        return standing, None, _text(error)
+    if found is None:
+        return standing, None, None
+    run, recommendation = found
+    return recommendation or standing, run, None
+
+
+def _incumbent_number(record: LiveRecord, chosen: plan_live.Effective, floor: int) -> tuple[int, int]:
+    """(number of the incumbent, highest number given)."""
+    document = record.document
+    if document is not None and (document["config"], document["source"]) == (chosen.config, chosen.source):
+        return int(document["generation"]), floor
+    return floor + 1, floor + 1
+
+
+def _offer(
+    service: InferenceService, acting: runs.Run | None, now: float
+) -> tuple[runs.Offer | None, str | None]:
+    if acting is None:
+        return None, None
+    try:
+        return runs.offer(service, acting, now), None
+    except InvalidResource as error:
+        return None, _text(error)
+
+
+def _basis(service: InferenceService) -> str:
+    """Digest of everything of spec that a candidate rests on."""
+    return digest({"basis": plan_live.basis(service.spec), "config": plan_live.spec_config(service.spec)})
+
+
+def _key(offered: runs.Offer) -> str:
+    assert offered.run.candidate is not None
+    return candidate_key(offered.run.uid, offered.run.candidate)
+
+
+def _edited(service: InferenceService, record: LiveRecord, offered: runs.Offer) -> bool:
+    """Whether a person edited what this very candidate rests on, since it got its number."""
+    known = record.candidate
+    return known is not None and known.key == _key(offered) and known.basis != _basis(service)
+
+
+def _candidate_number(
+    service: InferenceService, record: LiveRecord, offered: runs.Offer | None, floor: int, *, fresh: bool
+) -> tuple[CandidateNumber | None, int]:
+    """(the candidate's number, highest number given). Without an offer the last one stays noted."""
+    if offered is None:
+        return record.candidate, floor
+    key = _key(offered)
+    if record.candidate is not None and record.candidate.key == key and not fresh:
+        return record.candidate, floor
+    return CandidateNumber(key, _basis(service), floor + 1), floor + 1
+
+
+def _targets(observed: Observed, record: LiveRecord) -> frozenset[str]:
+    """Pods that try a candidate: all that answer, or with mode Canary the first few, those that hold it already first."""
+    tuning = observed.service.spec.tuning
+    if tuning.mode != "Canary":
+        return frozenset(observed.read_backs)
+    number = record.candidate.generation if record.candidate is not None else None
+
+    def order(pod: Mapping[str, Any]) -> tuple[bool, float, str]:
+        name = pod["metadata"]["name"]
+        trying = observed.read_backs[name].get("candidate") or {}
+        holds = number is not None and trying.get("generation") == number
+        return not holds, pods.unix(pod["metadata"].get("creationTimestamp")), name
+
+    answering = sorted((p for p in observed.pods if p["metadata"]["name"] in observed.read_backs), key=order)
+    return frozenset(pod["metadata"]["name"] for pod in answering[: tuning.limits.canary_pods])
+
+
+def _refused(observed: Observed, pod: str, calls: tuple[live_push.Call, ...]) -> bool:
+    """Whether the engine has said no to exactly this already; asking again gives the same answer."""
+    refusal = observed.refusals.get(pod)
+    first = calls[0]
+    return (
+        refusal is not None
+        and isinstance(first, live_push.Push)
+        and first.document["generation"] == refusal[0]
+    )
+
+
+# How the rollout stands
+
+
+def _replicas(observed: Observed) -> list[rollout.Replica]:
+    return [
+        pods.replica(pod, observed.read_backs.get(name), observed.refusals.get(name, (None, ""))[0])
+        for pod in observed.pods
+        if not pods.over(pod)
+        for name in (pod["metadata"]["name"],)
+    ]
+
+
+def _surge(observed: Observed, wanted_hash: str, now: float) -> int | None:
+    """0 when strategy Auto has found no room, and then until the rollout is over: each further pod would wait in vain again."""
+    spec = observed.service.spec
+    if spec.rollout.strategy != "Auto":
+        return None
+    alive = [r for r in _replicas(observed) if r.phase != "Draining"]
+    current = [r for r in alive if r.template_hash == wanted_hash]
+    if rollout.no_room(current, now):
+        return 0
+    deployment = observed.child("Deployment", names.deployment(observed.service.name))
+    pace = (deployment or {}).get("spec", {}).get("strategy", {}).get("rollingUpdate") or {}
+    under_way = len(current) < len(alive) or not all(r.ready for r in current)
+    return 0 if under_way and pace.get("maxSurge") == 0 else None
+
+
+def _with_deployment(
+    found: rollout.RolloutStatus, deployment: Mapping[str, Any] | None
+) -> rollout.RolloutStatus:
+    """What only the Deployment knows: pods that the API server does not let it create (quota, admission)."""
+    status = (deployment or {}).get("status", {})
+    if deployment is None or status.get("observedGeneration") != deployment["metadata"].get("generation"):
+        return found
+    listed = {c["type"]: c for c in status.get("conditions") or []}
+    failure = listed.get("ReplicaFailure")
+    if failure is None or failure["status"] != "True" or found.is_ready or found.stalled:
+        return found
+    late = listed.get("Progressing", {}).get("reason") == names.PROGRESS_DEADLINE_EXCEEDED
+    return replace(
+        found,
+        reason=names.PODS_NOT_CREATED,
+        message=str(failure.get("message", "")),
+        stalled=late,
+        progressing=not late,
+    )
+
+
+def _applied(observed: Observed, replicas: list[rollout.Replica]) -> LiveValues | None:
+    """What every ready replica has in force; None while they differ or one has not said."""
+    documents = [observed.read_backs.get(r.name, {}).get("in_force") for r in replicas if r.ready]
+    first = documents[0] if documents else None
+    if first is None or any(document != first for document in documents):
+        return None
+    return plan_live.live_values(first)
+
+
+# What runs are told
+
+
+def _with_last_run(status: ServiceStatus, run: runs.Run, time: str) -> ServiceStatus:
+    verdict = str((run.result or {}).get("verdict", ""))
+    return replace(status, tuning=replace(status.tuning, last_run=LastRun(run.name, verdict, time)))
+
+
+def _run_statuses(observed: Observed, decision: Decision, time: str) -> dict[str, Json]:
+    """The operator's part of each run's status."""
+    found: dict[str, Json] = {}
+    for run in observed.runs:
+        if run.deleting:
+            continue
+        acts = decision.acting_run is not None and run.uid == decision.acting_run.uid
+        refused = decision.refusal if acts else None
+        found[run.name] = runs.run_status(
+            run,
+            acts=acts,
+            refusal=refused,
+            missing=False,
+            applied=_trial_in_force(observed, decision) if acts else None,
+            incumbent=decision.incumbent,
+            now=time,
+        )
+    return found
+
+
+def _trial_in_force(observed: Observed, decision: Decision) -> Json | None:
+    trial = decision.trial
+    if trial is None:
+        return None
+    number = trial.document["generation"]
+    leases = [
+        float(candidate["until"])
+        for name in decision.targets
+        if (candidate := observed.read_backs.get(name, {}).get("candidate")) is not None
+        and candidate["generation"] == number
+    ]
+    shown: Json = {"generation": number, "pods": f"{len(leases)}/{len(decision.targets)}"}
+    if leases:
+        shown["until"] = pods.rfc3339(max(leases))
+    return shown
+
+
+def _text(error: InvalidResource) -> str:
+    return "; ".join(map(str, error.errors))

@@ -1,0 +1,95 @@
+"""What the live ConfigMap remembers: the incumbent, the highest number ever given, and which candidate holds which number. Pure.
+
+The ConfigMap is the truth that outlives operator and engines. A candidate's values never enter it, only its number, so that a
+restarted operator renews the same lease. Edits by hand are read as far as they make sense and written over.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trimtab_operator import names
+from trimtab_operator.plan.drift import digest
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateNumber:
+    """`key` is the digest of run, trial and values; `basis` that of the spec values when the number was given."""
+
+    key: str
+    basis: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRecord:
+    """See the module. `document` is None when there is none, or none that can be read."""
+
+    document: Json | None = None
+    highest: int = 0
+    candidate: CandidateNumber | None = None
+
+    @classmethod
+    def of(cls, config_map: Mapping[str, Any] | None) -> LiveRecord:
+        """From the live object; never raises on what somebody wrote into it."""
+        if config_map is None:
+            return cls()
+        document = _document((config_map.get("data") or {}).get("live.json"))
+        annotations = config_map["metadata"].get("annotations") or {}
+        candidate = _candidate(annotations.get(names.ANNOTATION_CANDIDATE))
+        written = annotations.get(names.ANNOTATION_HIGHEST, "")
+        highest = max(
+            int(written) if written.isascii() and written.isdigit() else 0,
+            document["generation"] if document is not None else 0,
+            candidate.generation if candidate is not None else 0,
+        )
+        return cls(document, highest, candidate)
+
+    def annotations(self) -> dict[str, str]:
+        """What is written beside live.json."""
+        found = {names.ANNOTATION_HIGHEST: str(self.highest)}
+        if self.candidate is not None:
+            found[names.ANNOTATION_CANDIDATE] = json.dumps(
+                {
+                    "key": self.candidate.key,
+                    "basis": self.candidate.basis,
+                    "generation": self.candidate.generation,
+                }
+            )
+        return found
+
+
+def candidate_key(run_uid: str, candidate: Mapping[str, Any]) -> str:
+    """The same candidate of the same run, however often it is read."""
+    return digest({"run": run_uid, "trial": candidate.get("trial"), "config": candidate.get("config")})
+
+
+def _document(text: object) -> Json | None:
+    found = _object(text)
+    if found is None or set(found) != {"generation", "source", "config"}:
+        return None
+    number = found["generation"]
+    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+        return None
+    return found if isinstance(found["config"], dict) else None
+
+
+def _candidate(text: object) -> CandidateNumber | None:
+    found = _object(text) or {}
+    key, basis, number = found.get("key"), found.get("basis"), found.get("generation")
+    if isinstance(key, str) and isinstance(basis, str) and isinstance(number, int):
+        return CandidateNumber(key, basis, number)
+    return None
+
+
+def _object(text: object) -> Json | None:
+    try:
+        found = json.loads(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None

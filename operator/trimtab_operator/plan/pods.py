@@ -1,0 +1,155 @@
+"""Pods as the API server shows them → the planner's replicas. Pure; used by `plan.cluster`.
+
+Everything is read from what kubelet and scheduler wrote: phase, conditions, container statuses. The engine itself is only asked
+for its live config (`read_back`), which comes in from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from trimtab_operator import names
+from trimtab_operator.plan import failures
+from trimtab_operator.plan.rollout import Phase, Replica
+
+Json = Mapping[str, Any]
+
+#: Waiting reasons that mean the image cannot be had. ErrImagePull alone is left out: a registry may stumble once.
+_IMAGE = frozenset({"ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"})
+_CONFIG = frozenset({"CreateContainerConfigError", "CreateContainerError"})
+# A kubelet writes Ready=False when the pod starts; a later change means that it was True in between.
+_EVER_READY_AFTER_S = 2.0
+
+
+def unix(time: str | None) -> float:
+    """Seconds since 1970 of an RFC 3339 text; 0 for none."""
+    return datetime.fromisoformat(time).timestamp() if time else 0.0
+
+
+def rfc3339(unix_s: float) -> str:
+    """A moment in UTC, to the second."""
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def is_ready(pod: Json) -> bool:
+    """Whether the kubelet says Ready."""
+    return _condition(pod, "Ready").get("status") == "True"
+
+
+def leaving(pod: Json) -> bool:
+    """Whether it is being deleted."""
+    return pod["metadata"].get("deletionTimestamp") is not None
+
+
+def over(pod: Json) -> bool:
+    """Whether it has ended for good (evicted, succeeded): no replica any more, only a record."""
+    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+
+
+def admin_reachable(pod: Json) -> bool:
+    """Whether its admin port should answer: ready, with an address, and not on its way out."""
+    return is_ready(pod) and not leaving(pod) and bool(pod.get("status", {}).get("podIP"))
+
+
+def replica(pod: Json, read_back: Json | None = None, rejected: int | None = None) -> Replica:
+    """One pod. `read_back` is the engine's own account of its live config, `rejected` the generation it refused."""
+    metadata, status = pod["metadata"], pod.get("status", {})
+    engine = _engine_status(status)
+    state = engine.get("state", {})
+    ready = is_ready(pod) and not leaving(pod)
+    was_ready = _was_ready(pod, engine)
+    failure, message = _failure(pod, engine, was_ready)
+    return Replica(
+        name=metadata["name"],
+        template_hash=metadata.get("annotations", {}).get(names.ANNOTATION_TEMPLATE_HASH, ""),
+        phase=_phase(pod, engine, ready),
+        ready=ready,
+        created_s=unix(metadata.get("creationTimestamp")),
+        started_s=unix(state.get("running", {}).get("startedAt") or metadata.get("creationTimestamp")),
+        was_ready=was_ready,
+        restarts=int(engine.get("restartCount", 0)),
+        failed_s=_failed_s(engine),
+        failure=failure,
+        message=message,
+        unschedulable_since_s=_unschedulable_since_s(pod),
+        incumbent_generation=None if read_back is None else int(read_back["incumbent"]["generation"]),
+        generation_rejected=rejected,
+    )
+
+
+def _condition(pod: Json, kind: str) -> Json:
+    listed = pod.get("status", {}).get("conditions") or []
+    found: Json = next((c for c in listed if c.get("type") == kind), {})
+    return found
+
+
+def _engine_status(status: Json) -> Json:
+    listed = status.get("containerStatuses") or []
+    found: Json = next((c for c in listed if c.get("name") == names.ENGINE_CONTAINER), {})
+    return found
+
+
+def _phase(pod: Json, engine: Json, ready: bool) -> Phase:
+    if leaving(pod):
+        return "Draining"
+    if ready:
+        return "Running"
+    state = engine.get("state", {})
+    if "terminated" in state or state.get("waiting", {}).get("reason") == "CrashLoopBackOff":
+        return "Failed"
+    # The startup probe asks /ready, so `started` means that this process was ready once.
+    return "Running" if "running" in state and engine.get("started") else "Starting"
+
+
+def _was_ready(pod: Json, engine: Json) -> bool:
+    ready = _condition(pod, "Ready")
+    if ready.get("status") == "True" or engine.get("started"):
+        return True
+    began = unix(pod.get("status", {}).get("startTime"))
+    changed = unix(ready.get("lastTransitionTime"))
+    return bool(began) and changed - began > _EVER_READY_AFTER_S
+
+
+def _failed_s(engine: Json) -> float | None:
+    for state in (engine.get("state", {}), engine.get("lastState", {})):
+        if "terminated" in state:
+            return unix(state["terminated"].get("finishedAt"))
+    return None
+
+
+def _failure(pod: Json, engine: Json, was_ready: bool) -> tuple[str | None, str]:
+    """Reason (one of `names`) and message, for people."""
+    scheduled = _condition(pod, "PodScheduled")
+    if scheduled.get("status") == "False":
+        return None, str(scheduled.get("message", ""))
+    status = pod.get("status", {})
+    for container in (*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])):
+        waiting = container.get("state", {}).get("waiting", {})
+        text = f"{waiting.get('reason')}: {waiting.get('message', '')}".rstrip(": ")
+        if waiting.get("reason") in _IMAGE:
+            return names.IMAGE_PULL_FAILED, f"image {container.get('image', '')}: {text}"
+        if waiting.get("reason") in _CONFIG:
+            return names.CONTAINER_CONFIG_ERROR, text
+        if waiting.get("reason") == "ErrImagePull":
+            return None, f"image {container.get('image', '')}: {text}"
+    ended = engine.get("state", {}).get("terminated") or engine.get("lastState", {}).get("terminated")
+    if not ended or is_ready(pod):
+        return None, ""
+    tail = str(ended.get("message", "")).strip()
+    code = int(ended.get("exitCode", 0))
+    how = f"ended with exit status {code}"
+    if ended.get("reason") == "OOMKilled":
+        return names.ENGINE_CRASHED, "was killed: out of memory (OOMKilled); raise its memory limit"
+    if code > 128:
+        how = f"was killed by signal {code - 128}"
+    last = tail.splitlines()[-1].strip() if tail else ""
+    return failures.reason(code, tail, was_ready), f"{how}: {last}" if last else how
+
+
+def _unschedulable_since_s(pod: Json) -> float | None:
+    scheduled = _condition(pod, "PodScheduled")
+    if scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable":
+        return unix(scheduled.get("lastTransitionTime"))
+    return None

@@ -1,0 +1,77 @@
+"""Pods → replicas: phase, failure and place are read from what kubelet and scheduler wrote."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from support.pods import T0, pod, terminated, waiting
+from trimtab_operator import names
+from trimtab_operator.plan import pods
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"
+
+
+@pytest.mark.parametrize(
+    ("given", "phase", "failure"),
+    [
+        pytest.param(pod(), "Starting", None, id="loading"),
+        pytest.param(pod(ready_since=20), "Running", None, id="ready"),
+        pytest.param(pod(was_ready_until=90, started=True), "Running", None, id="lost readiness"),
+        pytest.param(pod(ready_since=20, deleting=True), "Draining", None, id="leaving"),
+        pytest.param(pod(unschedulable_since=1), "Starting", None, id="no place"),
+        pytest.param(pod(scheduled=False), "Starting", None, id="brand new"),
+        pytest.param(pod(state=waiting("ContainerCreating")), "Starting", None, id="being created"),
+        pytest.param(pod(state=waiting("ErrImagePull", "timeout")), "Starting", None, id="registry stumbles"),
+        pytest.param(pod(state=waiting("ImagePullBackOff", "no such tag")), "Starting", names.IMAGE_PULL_FAILED, id="image"),
+        pytest.param(pod(state=waiting("CreateContainerConfigError", 'secret "keys" not found')), "Starting",
+                     names.CONTAINER_CONFIG_ERROR, id="secret missing"),
+        pytest.param(pod(state=terminated(1, "model not found: x")), "Failed", names.MODEL_LOAD_FAILED, id="load failed"),
+        pytest.param(pod(state=waiting("CrashLoopBackOff"), last_state=terminated(2, "--dtype: no")), "Failed",
+                     names.MODEL_LOAD_FAILED, id="crash loop before ready"),
+        pytest.param(pod(state=terminated(1, OOM)), "Failed", names.INSUFFICIENT_GPU, id="device full"),
+        pytest.param(pod(state=terminated(137)), "Failed", names.ENGINE_CRASHED, id="killed"),
+        pytest.param(pod(state=terminated(137, reason="OOMKilled")), "Failed", names.ENGINE_CRASHED, id="OOMKilled"),
+        pytest.param(pod(was_ready_until=90, state=waiting("CrashLoopBackOff"), last_state=terminated(1), restarts=2, started=False),
+                     "Failed", names.ENGINE_CRASHED, id="crash after it was ready"),
+        pytest.param(pod(restarts=1, last_state=terminated(1)), "Starting", names.MODEL_LOAD_FAILED, id="second start"),
+        pytest.param(pod(ready_since=50, restarts=1, last_state=terminated(1)), "Running", None, id="recovered"),
+        pytest.param(pod(init=[{"image": "loader:1", "state": waiting("ImagePullBackOff")}], state=waiting("PodInitializing")),
+                     "Starting", names.IMAGE_PULL_FAILED, id="init image"),
+    ],
+)  # fmt: skip
+def test_phase_and_failure(given: dict[str, Any], phase: str, failure: str | None) -> None:
+    found = pods.replica(given)
+    assert (found.phase, found.failure) == (phase, failure)
+
+
+def test_messages_name_the_cause() -> None:
+    assert pods.replica(pod(state=terminated(1, "line one\nno such file: /models/x\n"))).message == (
+        "ended with exit status 1: no such file: /models/x"
+    )
+    assert "signal 11" in pods.replica(pod(state=terminated(139))).message
+    assert "memory limit" in pods.replica(pod(state=terminated(137, reason="OOMKilled"))).message
+    assert "engine:1" in pods.replica(pod(state=waiting("ImagePullBackOff", "no such tag"))).message
+    assert "Insufficient nvidia.com/gpu" in pods.replica(pod(unschedulable_since=3)).message
+
+
+def test_times_hash_and_generation_come_through() -> None:
+    found = pods.replica(pod(unschedulable_since=3, created=1), None, 7)
+    assert found.unschedulable_since_s == T0 + 3
+    assert found.created_s == T0 + 1
+    assert found.template_hash == "h1"
+    assert found.generation_rejected == 7
+    assert pods.replica(pod(), {"incumbent": {"generation": 4}}).incumbent_generation == 4
+
+
+def test_a_pod_that_was_ready_once_is_known_after_an_operator_restart() -> None:
+    assert pods.replica(pod(was_ready_until=90, started=False)).was_ready
+    assert not pods.replica(pod()).was_ready
+
+
+def test_an_evicted_pod_is_over_and_no_pod_on_its_way_out_is_spoken_to() -> None:
+    assert pods.over(pod(phase="Failed"))
+    assert pods.admin_reachable(pod(ready_since=1))
+    assert not pods.admin_reachable(pod(ready_since=1, deleting=True))
+    assert not pods.admin_reachable(pod())
