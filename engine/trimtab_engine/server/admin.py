@@ -6,7 +6,6 @@ range; nothing is changed then.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from importlib.metadata import version
@@ -17,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from trimtab_engine.errors import ConfigError, EngineDead, GenerationConflict, NotReady
+from trimtab_engine.server import strict_json
 from trimtab_engine.server.auth import AdminAuth, Forbidden, Scope, Unauthenticated
 from trimtab_engine.server.ops import metrics_route
 from trimtab_engine.server.state import AppState
@@ -118,14 +118,9 @@ async def _json_body(request: Request) -> object:
         if len(data) > MAX_BODY_BYTES:
             raise ConfigError("body", f"more than {MAX_BODY_BYTES} bytes", f"at most {MAX_BODY_BYTES} bytes")
     try:
-        # Python's reader takes NaN and Infinity; as limits they would compare false with everything.
-        return json.loads(data, parse_constant=_no_constant)
+        return strict_json.decode(data)
     except ValueError as error:
         raise ConfigError("body", data[:80].decode(errors="replace"), f"JSON ({error})") from error
-
-
-def _no_constant(name: str) -> object:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _query_int(request: Request, name: str, default: int, low: int, high: int) -> int:

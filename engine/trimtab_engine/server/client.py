@@ -234,10 +234,10 @@ class EngineClient:
         """Hand a request to the engine. Raises what `check_admission` raises."""
         self.check_admission()
         stream = TokenStream(add.id, record, self)
+        self.send(add)  # first: what cannot be encoded must leave nothing open
         self._streams[add.id] = stream
         self._idle.clear()
         self.progress.owes(stream.submitted_s)
-        self.send(add)
         return stream
 
     def abort(self, request_id: str) -> None:

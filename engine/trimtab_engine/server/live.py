@@ -7,16 +7,16 @@ read-back is kept, so that it can be read while the engine is in the middle of a
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from trimtab_engine.core.live import Ceilings, LiveConfig
-from trimtab_engine.errors import ConfigError, GenerationConflict
+from trimtab_engine.errors import ConfigError, EngineDead, GenerationConflict
 from trimtab_engine.live_state import Versioned, check_generation, check_lease, check_source
 from trimtab_engine.messages import Applied
+from trimtab_engine.server import strict_json
 from trimtab_engine.server.client import EngineClient
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ def read_live_file(path: Path, ceilings: Ceilings) -> Versioned:
     if len(data) > MAX_FILE_BYTES:
         raise ConfigError(str(path), f"{len(data)} bytes", f"at most {MAX_FILE_BYTES} bytes")
     try:
-        raw = json.loads(data)
+        raw = strict_json.decode(data)
     except ValueError as error:
         raise ConfigError(str(path), data[:80].decode(errors="replace"), f"JSON ({error})") from error
     try:
@@ -98,6 +98,7 @@ class LiveDoor:
         self._on_change = on_change
         self._pending: dict[int, Document] = {}  # generation → document, oldest first
         self._file_error: str | None = None
+        self._boot = self.in_force
         client.on_readback = self.take
 
     def readback(self) -> dict[str, object]:
@@ -174,12 +175,21 @@ class LiveDoor:
     async def watch(self, path: Path) -> None:
         """Follow `live.json` for ever. A mounted ConfigMap changes by a symlink swap, so the content is compared."""
         last = await asyncio.to_thread(_content, path)
+        if await asyncio.to_thread(self._changed_since_boot, path):
+            await self._take_file(path)
         while True:
             await asyncio.sleep(POLL_S)
             content = await asyncio.to_thread(_content, path)
             if content != last:
                 last = content
                 await self._take_file(path)
+
+    def _changed_since_boot(self, path: Path) -> bool:
+        """Whether the file was replaced between the reading of the start values and the first look of `watch`."""
+        try:
+            return read_live_file(path, self._ceilings) != self._boot
+        except ConfigError:
+            return False  # as at boot, whose error stands in the read-back
 
     async def _take_file(self, path: Path) -> None:
         try:
@@ -189,7 +199,7 @@ class LiveDoor:
                     f"{path}: generation {read.generation} is not taken: this engine has seen {self._highest()}"
                 )
             await self._send(Document(read.generation, read.source, read.config), read.generation)
-        except (ConfigError, GenerationConflict) as error:
+        except (ConfigError, GenerationConflict, EngineDead) as error:
             self._file_error = str(error)
             logger.warning("live config file not taken", extra={"reason": str(error)})
         else:

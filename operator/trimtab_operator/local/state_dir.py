@@ -80,6 +80,6 @@ def replace_file(path: Path, text: str) -> None:
 def _load(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
+    except (FileNotFoundError, ValueError, RecursionError):  # not JSON, or not even UTF-8
         return {}
     return content if isinstance(content, dict) else {}

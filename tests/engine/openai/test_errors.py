@@ -97,6 +97,26 @@ def test_a_body_that_is_no_json_is_a_bad_request(http: httpx.Client, path: str) 
     assert "not valid JSON" in body_error(answer)["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": "x" * 1_100_000}, "prompt"),
+        ("/v1/completions", {"prompt": ["a", "x" * 1_100_000]}, "prompt[1]"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 1_100_000}]}, "messages"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}] * 3000}, "messages"),
+        ("/tokenize", {"prompt": "x" * 1_100_000}, "prompt"),
+    ],
+)
+def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(
+    http: httpx.Client, path: str, body: Any, param: str
+) -> None:
+    answer = http.post(path, json=body)
+    assert answer.status_code == 400
+    error = body_error(answer)
+    assert (error["param"], error["code"]) == (param, "context_length_exceeded")
+    assert "the model's length is" in error["message"]
+
+
 def test_a_body_too_long_is_413(http: httpx.Client) -> None:
     answer = http.post("/v1/completions", content=b" " * (33 << 20))
     assert answer.status_code == 413

@@ -13,6 +13,7 @@ from tokenizers import processors
 from support.tiny_models import tiny_tokenizer
 from trimtab_engine.errors import RequestError
 from trimtab_engine.server.openai.chat import encode_chat
+from trimtab_engine.server.openai.params import Limits
 from trimtab_engine.server.openai.protocol import ChatBody, parse
 from trimtab_engine.server.text.chat_template import ChatTemplate
 from trimtab_engine.server.text.model_text import ModelText
@@ -20,6 +21,7 @@ from trimtab_engine.server.text.tokenizer import Tokenizer
 
 # Shows everything that it gets; asks `is defined` as real templates with tools do.
 SHOW = "{% for m in messages %}{% if m.tool_calls is defined %}CALLS {% endif %}{{ m | tojson }}{% endfor %}"
+LIMITS = Limits(max_model_len=100, vocab_size=512)
 
 
 @cache
@@ -30,7 +32,9 @@ def tokenizer() -> Tokenizer:
 def rendered(*messages: dict[str, Any], template: str | None = SHOW) -> str:
     text = ModelText(tokenizer(), None if template is None else ChatTemplate(template, {}))
     body = parse(json.dumps({"messages": messages}).encode(), ChatBody)
-    return tokenizer().decode(asyncio.run(encode_chat(body, body.messages, text)), skip_special_tokens=False)
+    return tokenizer().decode(
+        asyncio.run(encode_chat(body, body.messages, text, LIMITS)), skip_special_tokens=False
+    )
 
 
 def test_empty_and_null_fields_are_as_good_as_absent() -> None:
@@ -76,5 +80,5 @@ def test_a_chat_has_the_beginning_token_once_and_a_plain_prompt_has_it_too() -> 
     )
     text = ModelText(Tokenizer(raw), ChatTemplate("{{ bos_token }}x", {"bos_token": "<|im_start|>"}))
     body = ChatBody(messages=[{"role": "user", "content": "hi"}])
-    assert asyncio.run(encode_chat(body, body.messages, text)) == text.tokenizer.encode("x")
+    assert asyncio.run(encode_chat(body, body.messages, text, LIMITS)) == text.tokenizer.encode("x")
     assert text.tokenizer.encode("x").count(bos) == 1

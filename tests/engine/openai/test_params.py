@@ -7,6 +7,7 @@ import pytest
 
 from trimtab_engine.core.request import SamplingParams
 from trimtab_engine.errors import RequestError, RequestTooLarge
+from trimtab_engine.server.openai.errors import short
 from trimtab_engine.server.openai.params import (
     Limits,
     check_stream,
@@ -65,7 +66,10 @@ BAD_VALUES: list[tuple[str, Any, str]] = [
     ("stop_token_ids", [512], "0 to 511"),
     ("stop_token_ids", [-1], "0 to 511"),
     ("logit_bias", {"512": 1.0}, "0 to 511"),
-    ("logit_bias", {"x": 1.0}, "token ids as keys"),
+    ("logit_bias", {"x": 1.0}, "token ids from 0 to 511 as keys"),
+    ("logit_bias", {"1_0": 1.0}, "token ids from 0 to 511 as keys"),
+    ("logit_bias", {"٣": 1.0}, "token ids from 0 to 511 as keys"),
+    ("logit_bias", {"9" * 5000: 1.0}, "token ids from 0 to 511 as keys"),
     ("logit_bias", {"5": 101.0}, "at least -100 and at most 100"),
     ("logprobs", 21, "at most 20"),
     ("logprobs", -1, "at least 0"),
@@ -138,13 +142,48 @@ def test_null_means_not_given() -> None:
         (b"[" * 100_000, None, "not valid JSON"),
         (b"{}", "messages", "messages: missing"),
         (b'{"messages": "hi"}', "messages", "messages: 'hi' is not allowed"),
-        (b'{"messages": ["hi"]}', "messages", "messages.0: 'hi' is not allowed"),
+        (b'{"messages": ["hi"]}', "messages", "item 0 is 'hi', not an object"),
     ],
 )
 def test_a_broken_body_is_named(raw: bytes, param: str | None, message: str) -> None:
     with pytest.raises(RequestError, match=message) as caught:
         parse(raw, ChatBody)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("prompt", [1, 2, 1.5, "x"], "item 2 is 1.5, not an integer"),
+        ("prompt", [1, True], "item 1 is True, not an integer"),
+        ("prompt", ["a", None], "item 1 is None, not a string"),
+        ("prompt", [[1], "a"], "item 1 is 'a', not a list"),
+        ("prompt", [[1], [2, "a"]], "item 1 is 'a', not an integer"),
+        ("prompt", 5, "a list of strings is wanted"),
+        ("stop", ["a", 5], "item 1 is 5, not a string"),
+        ("stop_token_ids", [1, "2"], "item 1 is '2', not an integer"),
+    ],
+)
+def test_a_wrong_item_of_a_list_is_named_with_its_place(field: str, value: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
+        completion(**{field: value})
+    assert caught.value.param == field
+
+
+def test_an_error_shows_a_few_items_of_a_huge_value_and_looks_at_no_others() -> None:
+    looked_at = []
+
+    class Item:
+        def __repr__(self) -> str:
+            looked_at.append(self)
+            return "item"
+
+    assert short([Item()] * 100_000).startswith("[item, item")
+    assert len(looked_at) <= 100
+
+
+def test_any_top_k_beyond_the_vocabulary_means_all_of_it() -> None:
+    assert check(completion(top_k=10**20)).top_k == LIMITS.vocab_size
 
 
 def test_a_wrong_prompt_is_named_without_the_parser_s_inner_words() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from support.broken_json import BROKEN_JSON
 from support.engine_server import EngineServer, start_engine, wait_until
 from support.streams import StreamedCompletion
 from trimtab_engine.core.live import LiveConfig
@@ -115,6 +116,15 @@ def test_a_body_that_is_no_json_object_is_a_400(server: EngineServer, body: str)
     answer = httpx.put(f"{server.admin_url}/admin/live-config", content=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["path"] in ("body", "document")
+
+
+@pytest.mark.parametrize("broken", BROKEN_JSON, ids=range(len(BROKEN_JSON)))
+def test_what_only_looks_like_json_is_a_400_too(server: EngineServer, broken: str) -> None:
+    before = server.live_config()
+    answer = httpx.put(f"{server.admin_url}/admin/live-config", content=broken, timeout=10.0)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["path"] == "body"
+    assert server.live_config() == before
 
 
 def test_an_old_generation_is_a_409_and_changes_nothing(server: EngineServer) -> None:

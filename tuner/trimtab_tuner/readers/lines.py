@@ -56,7 +56,7 @@ def json_rows(path: str, file: IO[str]) -> Iterator[tuple[int, dict[str, Any]]]:
             continue
         try:
             value = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise TraceError(path, number, line.strip()[:120], f"one JSON object a line ({error})") from None
         if not isinstance(value, dict):
             raise TraceError(path, number, line.strip()[:120], "one JSON object a line")
@@ -96,6 +96,6 @@ def json_object(line: str) -> dict[str, Any]:
     """The first line of a file as a JSON object, or an empty one: for recognising a format."""
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

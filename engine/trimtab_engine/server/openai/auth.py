@@ -71,7 +71,8 @@ def _load(path: Path) -> dict[bytes, str]:
     """Digest of key → name. YAML is a superset of JSON, so one parser reads both."""
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    # PyYAML's constructors let int("0b"), unhashable keys and deep nesting through as the last three.
+    except (OSError, ValueError, yaml.YAMLError, TypeError, RecursionError) as error:
         # The error may quote the file, and the file holds secrets.
         raise ConfigError(
             "--api-keys", str(path), f"a readable JSON or YAML file ({type(error).__name__})"

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trimtab_engine.errors import RequestError
+from trimtab_engine.errors import RequestError, RequestTooLarge
 from trimtab_engine.server.openai import logprobs as shapes
 from trimtab_engine.server.openai.errors import short
 from trimtab_engine.server.openai.generation import Choice, Delta, Prompt
-from trimtab_engine.server.openai.params import Limits, fit
+from trimtab_engine.server.openai.params import Limits, check_text, fit
 from trimtab_engine.server.openai.protocol import ChatBody, TokenizeBody
 from trimtab_engine.server.text.model_text import ModelText
 from trimtab_engine.server.text.tokenizer import Tokenizer
@@ -18,19 +18,26 @@ from trimtab_engine.server.text.tokenizer import Tokenizer
 
 async def prompt(body: ChatBody, text: ModelText, limits: Limits) -> Prompt:
     """The rendered, encoded conversation; raises RequestError."""
-    token_ids = await encode_chat(body, body.messages, text)
+    token_ids = await encode_chat(body, body.messages, text, limits)
     fitted = fit(body, token_ids, limits)
     return Prompt(fitted.prompt_token_ids, "", fitted.max_tokens)
 
 
 async def encode_chat(
-    body: ChatBody | TokenizeBody, messages: Sequence[Mapping[str, Any]], text: ModelText
+    body: ChatBody | TokenizeBody, messages: Sequence[Mapping[str, Any]], text: ModelText, limits: Limits
 ) -> list[int]:
     """Token ids of a conversation, rendered and encoded in a thread; also for /tokenize."""
     template = text.chat_template
     if template is None:
         raise RequestError(
             "messages: this model brings no chat template; use /v1/completions", param="messages"
+        )
+    if len(messages) > limits.max_model_len:
+        raise RequestTooLarge(
+            f"messages: {len(messages)} are not allowed; the model's length is {limits.max_model_len} tokens, "
+            "and each takes at least one",
+            param="messages",
+            code="context_length_exceeded",
         )
     plain = [_message(index, message) for index, message in enumerate(messages)]
 
@@ -41,6 +48,7 @@ async def encode_chat(
             continue_final_message=bool(body.continue_final_message),
             extra=body.chat_template_kwargs,
         )
+        check_text("messages", rendered, text.tokenizer.longest_token, limits)
         # The template writes the special tokens itself; adding them again would double the BOS.
         return text.tokenizer.encode(rendered, add_special_tokens=bool(body.add_special_tokens))
 

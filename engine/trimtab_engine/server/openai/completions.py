@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from trimtab_engine.errors import RequestError
 from trimtab_engine.server.openai import logprobs as shapes
 from trimtab_engine.server.openai.errors import short
 from trimtab_engine.server.openai.generation import Choice, Delta, Prompt
 from trimtab_engine.server.openai.logprobs import CompletionLogprobs
-from trimtab_engine.server.openai.params import MAX_SEQUENCES, Limits, check_token_ids, fit, num_choices
+from trimtab_engine.server.openai.params import (
+    MAX_SEQUENCES,
+    Limits,
+    check_text,
+    check_token_ids,
+    fit,
+    num_choices,
+)
 from trimtab_engine.server.openai.protocol import CompletionBody
 from trimtab_engine.server.text.tokenizer import Tokenizer
 
@@ -26,6 +33,10 @@ async def prompts(body: CompletionBody, tokenizer: Tokenizer, limits: Limits) ->
         raise RequestError(
             f"prompt: {count} sequences (prompts × n) are not allowed; at most {MAX_SEQUENCES}",
             param="prompt",
+        )
+    for position, text in enumerate(texts):
+        check_text(
+            "prompt" if len(texts) == 1 else f"prompt[{position}]", text, tokenizer.longest_token, limits
         )
     encoded = [
         await tokenizer.encode_in_thread(text, add_special_tokens=body.add_special_tokens is not False)
@@ -49,17 +60,18 @@ def _listed(given: str | list[str] | list[int] | list[list[int]]) -> tuple[list[
     empty = RequestError(
         f"prompt: {short(given)} is not allowed; each prompt needs at least one token", param="prompt"
     )
-    if isinstance(given, str):
-        if not given:
-            raise empty
-        return [given], []
-    if not given or not all(isinstance(item, int) or item for item in given):
+    if not given:
         raise empty
-    texts = [item for item in given if isinstance(item, str)]
-    if texts:
-        return texts, []
-    lists = [item for item in given if isinstance(item, list)]
-    return [], lists or [[item for item in given if isinstance(item, int)]]
+    if isinstance(given, str):
+        return [given], []
+    first = given[0]  # `protocol` has seen to it that all are of one kind
+    if isinstance(first, int):
+        return [], [cast("list[int]", given)]
+    if not all(given):
+        raise empty
+    if isinstance(first, str):
+        return cast("list[str]", given), []
+    return [], cast("list[list[int]]", given)
 
 
 def check(body: CompletionBody) -> None:

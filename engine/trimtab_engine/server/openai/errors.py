@@ -6,6 +6,7 @@ our own bugs). Knows nothing of requests or the engine.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from http import HTTPStatus
 
@@ -16,6 +17,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from trimtab_engine.errors import EngineDead, RequestError, TrimtabError, Unavailable
+
+# Of a list of millions it looks at the first items only.
+_repr = reprlib.Repr()
+_repr.maxlist = _repr.maxdict = _repr.maxtuple = _repr.maxstring = _repr.maxother = _repr.maxlong = 100
 
 # HTTP status → `type`, by the names of the openai client's exceptions.
 _TYPES = {
@@ -50,7 +55,7 @@ class GenerationFailed(TrimtabError):
 
 def short(value: object) -> str:
     """A value for an error message: who sent a megabyte need not get it back."""
-    text = repr(value)
+    text = _repr.repr(value)
     return text if len(text) <= 80 else text[:77] + "…"
 
 

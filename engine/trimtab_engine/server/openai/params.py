@@ -21,6 +21,9 @@ MAX_STOPS = 16
 MAX_STOP_LENGTH = 1024  # characters; bounds what a stream can be held back by
 MAX_LOGPROBS = 20
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
+MAX_TEXT_LENGTH = (
+    1 << 20
+)  # characters that are encoded whatever the model's length: /tokenize counts long documents
 INT64 = 1 << 63
 
 
@@ -74,6 +77,21 @@ def check_token_ids(name: str, token_ids: Sequence[int], vocab_size: int) -> Non
         )
 
 
+def check_text(name: str, text: str, longest_token: int, limits: Limits) -> None:
+    """Whether a text is worth encoding, which costs its length in time and 200 times its length in memory.
+
+    One that is longer than the model's length in the longest tokens of its vocabulary cannot fit.
+    """
+    allowed = max(MAX_TEXT_LENGTH, limits.max_model_len * longest_token)
+    if len(text) > allowed:
+        raise RequestTooLarge(
+            f"{name}: {len(text)} characters are not allowed; at most {allowed} (the model's length is "
+            f"{limits.max_model_len} tokens, its longest token has {longest_token} characters)",
+            param=name,
+            code="context_length_exceeded",
+        )
+
+
 def num_choices(body: GenerationBody) -> int:
     """`n`."""
     return _integer("n", 1 if body.n is None else body.n, 1, MAX_CHOICES)
@@ -106,8 +124,8 @@ def sampling_params(body: GenerationBody, *, defaults: Mapping[str, float], limi
     """Everything but `max_tokens`, which depends on the prompt (`fit`). `defaults` are the model's own."""
 
     def given(name: str, fallback: float) -> float:
-        value = getattr(body, name)
-        return float(defaults.get(name, fallback) if value is None else value)
+        value: float | None = getattr(body, name)
+        return defaults.get(name, fallback) if value is None else value
 
     top_k = int(given("top_k", 0))
     prompt_logprobs = body.prompt_logprobs
@@ -125,7 +143,7 @@ def sampling_params(body: GenerationBody, *, defaults: Mapping[str, float], limi
         min_tokens=_integer("min_tokens", body.min_tokens or 0, 0),
         temperature=_number("temperature", given("temperature", 1.0), 0.0, 100.0),
         top_p=_number("top_p", given("top_p", 1.0), 0.0, 1.0, above=True),
-        top_k=0 if top_k == -1 else _integer("top_k", top_k, 0),
+        top_k=0 if top_k == -1 else min(_integer("top_k", top_k, 0), limits.vocab_size),
         min_p=_number("min_p", given("min_p", 0.0), 0.0, 1.0),
         presence_penalty=_number("presence_penalty", body.presence_penalty or 0.0, -2.0, 2.0),
         frequency_penalty=_number("frequency_penalty", body.frequency_penalty or 0.0, -2.0, 2.0),
@@ -144,11 +162,8 @@ def sampling_params(body: GenerationBody, *, defaults: Mapping[str, float], limi
 def _logit_bias(raw: Mapping[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
     bias: dict[int, float] = {}
     for key, value in raw.items():
-        try:
-            token_id = int(key)
-        except ValueError:
-            raise refuse("logit_bias", key, "token ids as keys") from None
-        if not 0 <= token_id < vocab_size:
+        # int() alone takes "1_0" and digits of any script.
+        if not (key.isascii() and key.isdigit() and len(key) <= 18 and (token_id := int(key)) < vocab_size):
             raise refuse("logit_bias", key, f"token ids from 0 to {vocab_size - 1} as keys")
         bias[token_id] = _number("logit_bias", value, -100.0, 100.0)
     return tuple(bias.items())

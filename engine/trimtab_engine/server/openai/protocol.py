@@ -1,19 +1,69 @@
 """Request bodies of the OpenAI surface: which fields exist and of which type. pydantic lives here and nowhere else.
 
-`parse` turns bytes into a model or a RequestError that names the parameter. Fields we do not know are ignored (SDKs send
+`parse` turns bytes into a model or a RequestError that names the parameter, in time that a stream beside it can wait:
+lists are checked whole and by their first fault (pydantic would judge each item by each member of a union and keep every
+error: 20 s for a wrong body of 30 MB). Fields we do not know are ignored (SDKs send
 extras); fields we know and cannot serve are refused by name. Ranges are `params`' matter, meaning that of the handlers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-import msgspec
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationError
+from pydantic_core import PydanticCustomError
 
 from trimtab_engine.errors import RequestError
+from trimtab_engine.server import strict_json
 from trimtab_engine.server.openai.errors import short
+
+_NOUNS: Mapping[type, tuple[str, str]] = {
+    str: ("a string", "strings"),
+    int: ("an integer", "integers"),
+    dict: ("an object", "objects"),
+    list: ("a list", "lists"),
+}
+
+
+def _list_of(kind: type, value: object) -> Any:
+    """`value` as it is, a list of plain `kind`s; raises the error that names its first other item."""
+    one, many = _NOUNS[kind]
+    if not isinstance(value, list):
+        raise PydanticCustomError("list", "a list of {many} is wanted", {"many": many})
+    if not set(map(type, value)) <= {kind}:
+        place, item = next((i, item) for i, item in enumerate(value) if type(item) is not kind)
+        raise PydanticCustomError(
+            "item", "item {place} is {item}, not {one}", {"place": place, "item": short(item), "one": one}
+        )
+    return value
+
+
+def _integers(value: object) -> Any:
+    return _list_of(int, value)
+
+
+def _objects(value: object) -> Any:
+    return _list_of(dict, value)
+
+
+def _strings(value: object) -> Any:
+    return value if isinstance(value, str) else _list_of(str, value)
+
+
+def _prompt(value: object) -> Any:
+    first = value[0] if isinstance(value, list) and value else ""
+    if isinstance(first, list):
+        for ids in _list_of(list, value):
+            _list_of(int, ids)
+        return value
+    return _list_of(int, value) if type(first) is int else _strings(value)
+
+
+_Strings = Annotated[str | list[str], PlainValidator(_strings)]
+_Integers = Annotated[list[int], PlainValidator(_integers)]
+_Objects = Annotated[list[dict[str, Any]], PlainValidator(_objects)]
+_Prompt = Annotated[str | list[str] | list[int] | list[list[int]], PlainValidator(_prompt)]
 
 
 class StreamOptions(BaseModel):
@@ -40,14 +90,14 @@ class GenerationBody(BaseModel):
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: _Strings | None = None
     # Extensions, as vLLM names them.
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: _Integers | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
@@ -64,7 +114,7 @@ class GenerationBody(BaseModel):
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]] | None = None
+    prompt: _Prompt | None = None
     echo: bool | None = None
     logprobs: int | None = None
     best_of: int | None = None
@@ -73,7 +123,7 @@ class CompletionBody(GenerationBody):
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions. Messages stay plain objects: the model's template decides what it needs."""
 
-    messages: list[dict[str, Any]]
+    messages: _Objects
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -88,7 +138,7 @@ class TokenizeBody(BaseModel):
     model_config = ConfigDict(strict=True)
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: _Objects | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -101,7 +151,7 @@ class DetokenizeBody(BaseModel):
 
     model_config = ConfigDict(strict=True)
     model: str | None = None
-    tokens: list[int]
+    tokens: _Integers
 
 
 def _given(value: object) -> bool:
@@ -138,8 +188,8 @@ BodyT = TypeVar("BodyT", bound=BaseModel)
 def parse(raw: bytes, model: type[BodyT]) -> BodyT:
     """Decode and type-check a body; raises RequestError."""
     try:
-        data = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        data = strict_json.decode(raw)
+    except ValueError as error:
         raise RequestError(f"the body is not valid JSON: {error}") from error
     if not isinstance(data, dict):
         raise RequestError(f"the body must be a JSON object, not {_json_type(data)}")

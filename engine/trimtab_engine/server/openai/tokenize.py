@@ -7,7 +7,7 @@ from typing import Any
 
 from trimtab_engine.errors import RequestError
 from trimtab_engine.server.openai.chat import encode_chat
-from trimtab_engine.server.openai.params import Limits, check_token_ids
+from trimtab_engine.server.openai.params import Limits, check_text, check_token_ids
 from trimtab_engine.server.openai.protocol import DetokenizeBody, TokenizeBody
 from trimtab_engine.server.text.model_text import ModelText
 
@@ -17,8 +17,9 @@ async def tokenize(body: TokenizeBody, text: ModelText, limits: Limits) -> dict[
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("prompt: exactly one of prompt and messages is needed", param="prompt")
     if body.messages is not None:
-        token_ids = await encode_chat(body, body.messages, text)
+        token_ids = await encode_chat(body, body.messages, text, limits)
     else:
+        check_text("prompt", body.prompt or "", text.tokenizer.longest_token, limits)
         token_ids = await text.tokenizer.encode_in_thread(
             body.prompt or "", add_special_tokens=body.add_special_tokens is not False
         )
