@@ -15,10 +15,12 @@ spent in three passes, so that a long prompt never takes a decode's token:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
 from trimtab_engine.core import policy as policies
+from trimtab_engine.core import skip_ahead
 from trimtab_engine.core.admission import (
     WATERMARK,
     check_fits,
@@ -445,6 +447,31 @@ class Scheduler:
         """Requests that ended outside a step's result since the last call (out of memory alone); each has an error."""
         events, self._events = self._events, []
         return events
+
+    # ---- many steps at once, for the simulator -------------------------------------------------------------------
+
+    @property
+    def steady_steps(self) -> int:
+        """How many of the next steps are certain to be one token for each running decode, with nobody ending."""
+        return skip_ahead.steady_steps(self._state, self.live.max_num_batched_tokens, self.max_model_len)
+
+    @property
+    def running_decodes(self) -> list[Request]:
+        """The requests that decode, in row order; a copy."""
+        return self._state.running.decodes[:]
+
+    def skip_decodes(self, num_steps: int, token_of: Callable[[Request], int], ends_s: list[float]) -> int:
+        """Do up to `num_steps` (at most `steady_steps`) at once, as schedule and commit one by one would; returns how many.
+
+        Stops early when memory runs short. `ends_s[i]` is when step i is committed; every new token of a request is
+        `token_of(request)`.
+        """
+        done = skip_ahead.run_decodes(self._state, num_steps, token_of)
+        if done:
+            self._blocked = None
+            self._next_step_id += done
+            self._now = max(self._now, ends_s[done - 1])
+        return done
 
     # ---- what others may see -------------------------------------------------------------------------------------
 
