@@ -204,6 +204,8 @@ def _caveats(
         if summary.cached_tokens and summary.prompt_tokens:
             share = summary.cached_tokens / summary.prompt_tokens
             note(label, f"{share:.0%} of prompt tokens came from the server's prefix cache.")
+        if meta.get("simulated"):
+            note(label, "simulated: the engine's scheduler with modelled step times, no server.")
         if str(meta.get("token_ids_from", "")).startswith("assumed"):
             note(label, f"prompt token ids come from an {meta['token_ids_from']}.")
         if meta.get("live_config") != meta.get("live_config_after"):
