@@ -30,7 +30,7 @@ from trimtab_engine.core.scheduler import Scheduler
 from trimtab_engine.core.step import StepResult
 
 TARGET_MS = 0.5
-POLICIES = ("fcfs", "priority")
+POLICIES = ("fcfs", "priority", "sla-aware")
 LOADS = ("steady", "mixed", "pressure")
 RUNNING = 256
 BLOCK_SIZE = 16

@@ -220,7 +220,10 @@ def _add_live(serve: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--max-num-seqs", type=int, metavar="N", help="requests that run at once (64)")
     group.add_argument(
-        "--scheduling-policy", choices=POLICIES, default="fcfs", help="who goes first (%(default)s)"
+        "--scheduling-policy",
+        choices=POLICIES,
+        default="fcfs",
+        help="who goes first: by arrival, by priority with aging, or by what the targets leave to spare (%(default)s)",
     )
     group.add_argument(
         "--long-prefill-token-threshold",

@@ -133,7 +133,7 @@ def services(draw: st.DrawFn) -> InferenceService:
         "engine.ceilings": {"maxNumBatchedTokens": ceiling, "maxNumSeqs": seq_ceiling},
         "engine.maxNumBatchedTokens": budget,
         "engine.maxNumSeqs": draw(st.integers(1, min(budget, seq_ceiling))),
-        "engine.schedulingPolicy": draw(st.sampled_from(["fcfs", "priority"])),
+        "engine.schedulingPolicy": draw(st.sampled_from(["fcfs", "priority", "sla-aware"])),
         "engine.longPrefillTokenThreshold": draw(st.integers(0, ceiling)),
         "engine.priorityAging": draw(st.sampled_from(["0", "0s", "30s", "24h"])),
         "slo.ttft": draw(spans),

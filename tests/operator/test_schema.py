@@ -77,7 +77,11 @@ def test_the_demo_example_can_be_served_on_this_machine_and_may_be_tuned() -> No
         ({"engine.maxNumSeqs": True}, "spec.engine.maxNumSeqs", "an integer"),
         ({"engine.maxNumSeqs": 1.5}, "spec.engine.maxNumSeqs", "an integer"),
         ({"model.uri": None}, "spec.model.uri", "required"),
-        ({"engine.schedulingPolicy": "lifo"}, "spec.engine.schedulingPolicy", "one of fcfs, priority"),
+        (
+            {"engine.schedulingPolicy": "lifo"},
+            "spec.engine.schedulingPolicy",
+            "one of fcfs, priority, sla-aware",
+        ),
         ({"engine.kvBlockSize": 17}, "spec.engine.kvBlockSize", "one of 8, 16, 32, 64, 128"),
         ({"engine.kvCacheMemory": "4 GB"}, "spec.engine.kvCacheMemory", "a quantity of bytes such as 512Mi"),
         (

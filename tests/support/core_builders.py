@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from itertools import count
 
-from trimtab_engine.core.live import LiveConfig
+from trimtab_engine.core.live import LiveConfig, Slo, SloClass
 from trimtab_engine.core.request import Request, SamplingParams
 from trimtab_engine.core.scheduler import Scheduler
 from trimtab_engine.core.step import Step, StepResult, TokenEvent
+from trimtab_engine.core.step_time import TERMS, StepTimeModel, features_of
 
 VOCABULARY = 50
 EOS = 0
@@ -30,6 +31,10 @@ def make_request(
     id: str | None = None,
     arrival_s: float = 0.0,
     priority: int = 0,
+    slo_class: str = "default",
+    ttft_s: float | None = None,
+    itl_s: float | None = None,
+    tenant: str | None = None,
     group: str | None = None,
     salt: str | None = None,
     ignore_eos: bool = True,
@@ -57,6 +62,10 @@ def make_request(
         ),
         arrival_s=arrival_s,
         priority=priority,
+        slo_class=slo_class,
+        ttft_s=ttft_s,
+        itl_s=itl_s,
+        tenant=tenant,
         group=group,
         cache_salt=salt,
     )
@@ -69,6 +78,7 @@ def make_live(
     *,
     long_prefill: int = 0,
     aging_s: float = 0.0,
+    classes: tuple[SloClass, ...] = (SloClass("default", ttft_s=1.0, itl_s=0.1),),
 ) -> LiveConfig:
     """A live config by short names."""
     return LiveConfig(
@@ -77,7 +87,14 @@ def make_live(
         scheduling_policy=policy,
         long_prefill_token_threshold=long_prefill,
         priority_aging_s=aging_s,
+        slo=Slo(classes[0].name, classes),
     )
+
+
+def make_step_time(base_s: float = 0.01, token_s: float = 0.001, attention_s: float = 0.0) -> StepTimeModel:
+    """A straight line over tokens (one token takes `base_s`), and attention over prompts."""
+    slopes = len(TERMS) - 4
+    return StepTimeModel((base_s, *[token_s] * slopes, 0.0, 0.0, attention_s))
 
 
 def make_scheduler(
@@ -88,6 +105,7 @@ def make_scheduler(
     live: LiveConfig | None = None,
     prefix_caching: bool = True,
     prefill_first: bool = False,
+    shed_late: bool = False,
     seed: int = 0,
 ) -> Scheduler:
     """A scheduler with small blocks; token 0 is EOS."""
@@ -99,6 +117,7 @@ def make_scheduler(
         generation=1,
         enable_prefix_caching=prefix_caching,
         prefill_first=prefill_first,
+        shed_late=shed_late,
         eos_token_ids=frozenset({EOS}),
         seed=seed,
     )
@@ -164,11 +183,21 @@ def undisturbed(prompt: Sequence[int], sampling: SamplingParams, max_model_len: 
 
 
 class Engine:
-    """A scheduler and a runner in one loop, with a clock that ticks once a step and every event kept."""
+    """A scheduler and a runner in one loop, with every event kept.
+
+    Its clock ticks once a step, or with `step_time` by what that model says of the step; the scheduler then knows the model.
+    """
 
     def __init__(
-        self, scheduler: Scheduler, runner: HistoryRunner | None = None, block_size: int = 4
+        self,
+        scheduler: Scheduler,
+        runner: HistoryRunner | None = None,
+        block_size: int = 4,
+        step_time: StepTimeModel | None = None,
     ) -> None:
+        self.step_time = step_time
+        if step_time is not None:
+            scheduler.use_step_time(step_time)
         self.scheduler = scheduler
         self.runner = runner if runner is not None else HistoryRunner(block_size)
         self.now = 0.0
@@ -182,11 +211,14 @@ class Engine:
 
     def step(self) -> Step:
         """One whole step."""
-        self.now += 1.0
+        if self.step_time is None:
+            self.now += 1.0
         step = self.scheduler.schedule(self.now)
         self.scheduler.check_integrity()
         self.steps.append(step)
         result = self.runner.run(step)
+        if self.step_time is not None:
+            self.now += self.step_time.predict(features_of(step))
         self.events += self.scheduler.commit(step, result, self.now)
         self.events += self.scheduler.drain_events()
         self.scheduler.check_integrity()

@@ -32,7 +32,7 @@ WHY = {
         "the token budget of a step: too large and one prompt stalls every decode in flight, "
         "too small and prompts take many steps to their first token"
     ),
-    "scheduling_policy": "who waits and who is preempted; matters when requests differ in priority",
+    "scheduling_policy": "who waits, who is preempted and, under sla-aware, how much prompt a step holds",
     "max_num_seqs": "decodes in one step: latency of the batch itself against waiting; tune when decode- or memory-bound",
     "long_prefill_token_threshold": "tokens a step for one prompt, so that short prompts pass a long one",
 }

@@ -15,9 +15,11 @@ from trimtab_engine.core.admission import Need, num_blocks_for
 from trimtab_engine.core.blocks import BlockPool
 from trimtab_engine.core.in_flight import StepsInFlight
 from trimtab_engine.core.policy import Policy
+from trimtab_engine.core.policy_sla import next_standing
 from trimtab_engine.core.prefix import PrefixCache
 from trimtab_engine.core.request import FinishReason, Request, RequestState
 from trimtab_engine.core.running import RunningSet
+from trimtab_engine.core.standings import Standings
 from trimtab_engine.core.stats import Counters
 from trimtab_engine.core.waiting import SiblingGroups, WaitingQueue
 
@@ -39,6 +41,7 @@ class Lifecycle:
         "queue",
         "requests",
         "running",
+        "standings",
     )
 
     def __init__(
@@ -52,6 +55,7 @@ class Lifecycle:
         self.running = RunningSet()
         self.queue = WaitingQueue()
         self.groups = SiblingGroups()
+        self.standings = Standings()
         self.in_flight = StepsInFlight()
         self.counters = Counters()
         self._next_sequence = 0
@@ -148,10 +152,26 @@ class Lifecycle:
         self.policy = policy
         self.queue.rerank(policy.waiting_rank)
         self.running.rerank(policy.running_rank)
+        self.standings.clear()
+        if policy.has_deadlines:
+            for request in (*self.queue, *self.running):
+                self.standings.watch(request)
+
+    def move(self, request: Request) -> None:
+        """Change the standing of a request without a first token, where it is."""
+        request.standing = next_standing(request.standing)
+        request.rank = self.policy.waiting_rank(request)
+        if request.state is RequestState.RUNNING:
+            self.running.sort()
+        elif request in self.queue:
+            self.queue.push(request)
+        self.standings.watch(request)
 
     def _enqueue(self, request: Request) -> None:
         request.rank = self.policy.waiting_rank(request)
         self.queue.push(request)
+        if self.policy.has_deadlines:
+            self.standings.watch(request)
 
     def _close(self, request: Request, reason: FinishReason) -> None:
         request.state = RequestState.FINISHED

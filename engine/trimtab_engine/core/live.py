@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 
 from trimtab_engine.errors import ConfigError
 
-POLICIES = ("fcfs", "priority")  # `sla-aware` joins when it works; unknown names are refused
+POLICIES = ("fcfs", "priority", "sla-aware")
 MAX_CLASSES = 8  # bounds the number of metric series a pod can export
 
 

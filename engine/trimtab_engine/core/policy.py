@@ -8,9 +8,10 @@ nothing is sorted again while time passes:
 
     fcfs      waiting: preempted ones first, then in order of `add`     running: in order of admission
     priority  waiting and running alike: priority + arrival / aging, ties by arrival, then order of `add`
+    sla-aware waiting and running prompts alike: overdue by arrival, savable by latest start, late by arrival
 
-A policy with deadlines joins as one more class and one more entry of `policy_of`; a rank that depends on time passing
-(a request that can no longer be saved) would be a change of the rank by its owner, not a sort here.
+The rules behind the last (deadlines, chunk sizes, laxity) are in `core.policy_sla`. Time passing changes no key: a request
+that can no longer be saved changes its standing, once, and is ranked again by its owner.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from trimtab_engine.core.live import LiveConfig
+from trimtab_engine.core.live import POLICIES, LiveConfig
+from trimtab_engine.core.policy_sla import Standing
 from trimtab_engine.errors import ConfigError
 
-Rank = tuple[float, float, int]
+Rank = tuple[float, ...]  # of one length under one policy; ends in the unique order of `add`
 
 # A waiting request displaces a running one only when it is ahead by this many priority levels (after aging): a hair's
 # breadth is not worth a recomputation.
@@ -55,6 +57,18 @@ class RequestView(Protocol):
         """How often it lost its place."""
 
     @property
+    def standing(self) -> Standing:
+        """Whether its first token can still be in time."""
+
+    @property
+    def latest_start_s(self) -> float:
+        """When its prompt must start for that."""
+
+    @property
+    def last_token_s(self) -> float | None:
+        """When its latest token was made; None before the first."""
+
+    @property
     def rank(self) -> Rank:
         """The order under the policy in force, as computed by `waiting_rank` or `running_rank`."""
 
@@ -73,6 +87,14 @@ class Policy(Protocol):
     def displaces(self) -> bool:
         """Whether `may_displace` is asked at all."""
 
+    @property
+    def has_deadlines(self) -> bool:
+        """Whether the rules of `policy_sla` hold: standings, chunk sizes by time, victims by laxity."""
+
+    @property
+    def uses_priority(self) -> bool:
+        """Whether a request's `priority` means anything."""
+
     def waiting_rank(self, view: RequestView) -> Rank:
         """Order of admission, smallest first."""
 
@@ -86,6 +108,8 @@ class Fcfs:
 
     name: str = "fcfs"
     displaces: bool = False
+    has_deadlines: bool = False
+    uses_priority: bool = False
 
     def waiting_rank(self, view: RequestView) -> Rank:
         """Preempted ones (they had been admitted) stand before all that never ran."""
@@ -106,6 +130,8 @@ class Priority:
     aging_s: float
     name: str = "priority"
     displaces: bool = True
+    has_deadlines: bool = False
+    uses_priority: bool = True
 
     def waiting_rank(self, view: RequestView) -> Rank:
         """The static aged priority, then arrival, then order of `add`. Preemption does not change it."""
@@ -117,17 +143,47 @@ class Priority:
         return self.waiting_rank(view)
 
 
+@dataclass(frozen=True, slots=True)
+class SlaAware:
+    """Whoever can be saved first, by latest start; late ones behind them; overdue ones before; ties by `priority`."""
+
+    name: str = "sla-aware"
+    displaces: bool = False
+    has_deadlines: bool = True
+    uses_priority: bool = True
+
+    def waiting_rank(self, view: RequestView) -> Rank:
+        """By standing, then its key, then priority, then order of `add`.
+
+        A preempted request that has spoken already stands before all: its stream is open and its gap grows.
+        """
+        if view.last_token_s is not None:
+            return (-1.0, view.last_token_s, view.priority, view.sequence)
+        by_arrival = view.standing is not Standing.SAVABLE
+        key = view.arrival_s if by_arrival else view.latest_start_s
+        return (float(view.standing), key, view.priority, view.sequence)
+
+    def running_rank(self, view: RequestView) -> Rank:
+        """The same order; it decides which prompt goes first in a step. Victims are chosen by laxity."""
+        return self.waiting_rank(view)
+
+
 def policy_of(live: LiveConfig) -> Policy:
     """The policy that `live` names; ConfigError for a name that is none."""
     if live.scheduling_policy == "fcfs":
         return Fcfs()
     if live.scheduling_policy == "priority":
         return Priority(aging_s=live.priority_aging_s)
-    raise ConfigError("config.scheduling_policy", live.scheduling_policy, "one of fcfs, priority")
+    if live.scheduling_policy == "sla-aware":
+        return SlaAware()
+    raise ConfigError("config.scheduling_policy", live.scheduling_policy, f"one of {', '.join(POLICIES)}")
 
 
 def choose_victim(running: Iterable[View]) -> View:
-    """Who gives way when a running request needs memory: the largest rank. May be the one that asks."""
+    """Who gives way when a running request needs memory: the largest rank. May be the one that asks.
+
+    Under a policy with deadlines `policy_sla.laxity_s` decides instead.
+    """
     return max(running, key=_rank)
 
 

@@ -6,8 +6,11 @@ Knows nothing of text, HTTP, devices or clocks: all times are seconds on the cal
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
+
+from trimtab_engine.core.policy_sla import Standing
 
 
 class RequestState(StrEnum):
@@ -80,13 +83,25 @@ class Request:
     arrival_s: float
     priority: int = 0  # lower is earlier, as in vLLM
     slo_class: str = "default"
+    ttft_s: float | None = None  # its own targets; None: those of its class
+    itl_s: float | None = None
+    tenant: str | None = None  # for fairness
     cache_salt: str | None = None  # requests share prefixes only within one salt
     group: str | None = (
         None  # siblings of one n>1 request; they wait until the first has published its prefix
     )
     sequence: int = 0  # admission order of `add`, the last tie-breaker; set by the scheduler
     admission: int = 0  # stamp of the latest admission, later is larger; set by the scheduler
-    rank: tuple[float, float, int] = (0.0, 0.0, 0)  # order under the policy in force; set by the scheduler
+    rank: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)  # order under the policy in force; set by the scheduler
+
+    # Deadlines, set by the scheduler when the request is added; see `core.policy_sla`.
+    ttft_target_s: float = math.inf
+    itl_target_s: float = math.inf
+    latest_start_s: float = math.inf
+    standing: Standing = Standing.SAVABLE
+    num_expected_hits: int = 0  # tokens that were cached when it was added
+    last_token_s: float | None = None  # when its latest token was committed
+    retry_after_s: int | None = None  # it was shed: nothing is wrong with it
 
     state: RequestState = RequestState.WAITING
     num_computed: int = 0

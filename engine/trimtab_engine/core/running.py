@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from trimtab_engine.core.request import Request
 
 
-def _rank(request: Request) -> tuple[float, float, int]:
+def _rank(request: Request) -> tuple[float, ...]:
     return request.rank
 
 
@@ -51,8 +51,12 @@ class RunningSet:
         """Take out many at once (one pass over the list, not one each)."""
         self.decodes = [request for request in self.decodes if request.id not in ended]
 
-    def rerank(self, rank_of: Callable[[Request], tuple[float, float, int]]) -> None:
+    def rerank(self, rank_of: Callable[[Request], tuple[float, ...]]) -> None:
         """New ranks after a change of policy; nobody leaves."""
         for request in self:
             request.rank = rank_of(request)
+        self.sort()
+
+    def sort(self) -> None:
+        """Ranks have changed."""
         self.prefills.sort(key=_rank)

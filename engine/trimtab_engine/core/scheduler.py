@@ -10,6 +10,9 @@ spent in three passes, so that a long prompt never takes a decode's token:
     B  running prompts, in chunks
     C  waiting requests, if nothing was preempted in this step
 
+Under a policy with deadlines B and C are merged by rank, so that a prompt that is still to be saved does not wait for a
+long one under way, and the step-time model bounds how much prompt a step holds.
+
 `prefill_first` is the baseline that the passes are measured against: C, B, A, and no chunking.
 """
 
@@ -28,6 +31,7 @@ from trimtab_engine.core.admission import (
     outstanding_blocks,
     whole_sequence_need,
 )
+from trimtab_engine.core.deadlines import Deadlines
 from trimtab_engine.core.integrity import check_integrity
 from trimtab_engine.core.lifecycle import Lifecycle
 from trimtab_engine.core.live import LiveConfig
@@ -59,6 +63,7 @@ class Scheduler:
         generation: int,
         enable_prefix_caching: bool = True,
         prefill_first: bool = False,
+        shed_late: bool = False,
         eos_token_ids: frozenset[int] = frozenset(),
         seed: int = 0,
     ) -> None:
@@ -69,7 +74,7 @@ class Scheduler:
         self.eos_token_ids = eos_token_ids
         self.live = live
         self.generation = generation
-        self.step_time: StepTimeModel | None = None
+        self._victims: list[Request] | None = None  # by laxity, the largest last; None: to be computed
         self._policy = policies.policy_of(live)
         self._state = Lifecycle(
             num_blocks=num_blocks,
@@ -77,6 +82,7 @@ class Scheduler:
             enable_prefix_caching=enable_prefix_caching,
             policy=self._policy,
         )
+        self._deadlines = Deadlines(self._state, live, shed_late)
         self._block_size = block_size
         self._watermark = int(num_blocks * WATERMARK)
         self._events: list[TokenEvent] = []
@@ -107,7 +113,8 @@ class Scheduler:
         if request.sampling.seed is None:
             # Drawn once here, so that neither preemption nor batch mates change what the request says.
             request.sampling = replace(request.sampling, seed=self._random.getrandbits(63))
-        if request.priority != 0 and not self._policy.displaces:
+        self._deadlines.fix(request, look_up=self._policy.has_deadlines)
+        if request.priority != 0 and not self._policy.uses_priority:
             state.counters.priorities_ignored += 1
         state.enter(request)
 
@@ -127,6 +134,7 @@ class Scheduler:
         policy = policies.policy_of(live)
         _check_live(live)
         self.live, self.generation = live, generation
+        self._deadlines.reconfigure(live)
         if policy != self._policy:
             self._policy = policy
             self._state.rerank(policy)
@@ -134,7 +142,7 @@ class Scheduler:
 
     def use_step_time(self, model: StepTimeModel) -> None:
         """Predict steps by this model from now on, between steps."""
-        self.step_time = model
+        self._deadlines.use_step_time(model)
 
     # ---- one step ------------------------------------------------------------------------------------------------
 
@@ -145,6 +153,9 @@ class Scheduler:
         request whose sampled token is in flight sits the step out.
         """
         now = self._now = max(now, self._now)  # a clock that goes back must not make negative times
+        self._victims = None
+        if self._policy.has_deadlines:
+            self._events += self._deadlines.move_standings(now)
         builder = StepBuilder(self.live.max_num_batched_tokens)
         self._displace(builder)
         self._run_passes(builder, now)
@@ -164,6 +175,9 @@ class Scheduler:
             self._pass_waiting(builder, now)
             self._pass_prefills(builder)
             self._pass_decodes(builder)
+        elif self._policy.has_deadlines:
+            self._pass_decodes(builder)
+            self._pass_prompts(builder, now)
         else:
             self._pass_decodes(builder)
             self._pass_prefills(builder)
@@ -214,29 +228,50 @@ class Scheduler:
     def _pass_prefills(self, builder: StepBuilder) -> None:
         """Pass B."""
         for request in self._state.running.prefills[:]:
-            if request.state is not RequestState.RUNNING:
-                continue
             if builder.budget <= 0:
                 break
-            context = request.num_computed + request.num_in_flight
-            need = len(request.token_ids) - context
-            if need == 0:
-                continue  # all in flight, or admitted by pass C of this step
-            chunk = self._chunk(need, builder)
-            if chunk and self._grow(request, context + chunk, builder):
-                builder.add_prefill(request, context, chunk)
+            self._continue_prompt(request, builder)
 
-    def _pass_waiting(self, builder: StepBuilder, now: float) -> None:
-        """Pass C. The first that cannot be admitted ends the pass: passing it over would starve large prompts."""
+    def _continue_prompt(self, request: Request, builder: StepBuilder) -> None:
+        if request.state is not RequestState.RUNNING:
+            return
+        context = request.num_computed + request.num_in_flight
+        need = len(request.token_ids) - context
+        if need == 0:
+            return  # all in flight, or admitted by pass C of this step
+        chunk = self._chunk(need, context, builder)
+        if chunk and self._grow(request, context + chunk, builder):
+            builder.add_prefill(request, context, chunk)
+
+    def _pass_prompts(self, builder: StepBuilder, now: float) -> None:
+        """Passes B and C merged: before each running prompt those that outrank it, or are quick, are admitted."""
+        self._blocked = None
+        self._deadlines.limit(builder, now)
+        for request in self._state.running.prefills[:]:
+            if builder.budget <= 0 or builder.cut_short:
+                break
+            if not self._blocked:
+                self._pass_waiting(builder, now, before=request)
+            self._continue_prompt(request, builder)
+        if not self._blocked:
+            self._pass_waiting(builder, now)
+
+    def _pass_waiting(self, builder: StepBuilder, now: float, before: Request | None = None) -> None:
+        """Pass C. The first that cannot be admitted ends the pass: passing it over would starve large prompts.
+
+        With `before`, only those that go before that running prompt.
+        """
         state = self._state
         self._blocked = "preempted" if builder.preempted else None
         promised = -1
         while not self._blocked and (head := state.queue.peek()) is not None:
+            if before is not None and not self._deadlines.goes_before(head, before, builder):
+                return
             num_running = len(state.running)
             if num_running >= self.live.max_num_seqs:
                 self._block("max_num_seqs", head)
                 return
-            if builder.budget <= 0:
+            if builder.budget <= 0 or builder.cut_short:
                 self._block("budget", head)
                 return
             if promised < 0:
@@ -253,12 +288,13 @@ class Scheduler:
                     continue
                 self._block("memory", head, need.num_free_needed, available)
                 return
-            chunk = self._chunk(len(head.token_ids) - need.num_hit_tokens, builder)
+            hits = need.num_hit_tokens
+            chunk = self._chunk(len(head.token_ids) - hits, hits, builder)
             if chunk == 0:
                 self._block("budget", head)
                 return
             state.admit(head, need, chunk, now)
-            builder.add_prefill(head, need.num_hit_tokens, chunk)
+            builder.add_prefill(head, hits, chunk)
             builder.admitted.append(head)
             promised += need.num_new_blocks - (len(head.block_ids) - len(need.hits))
 
@@ -285,10 +321,11 @@ class Scheduler:
             )
         return promised
 
-    def _chunk(self, need: int, builder: StepBuilder) -> int:
+    def _chunk(self, need: int, context: int, builder: StepBuilder) -> int:
         if self.prefill_first:
             return policies.whole_prefill(need, builder.budget, builder.is_empty)
-        return policies.prefill_chunk(need, builder.budget, self.live.long_prefill_token_threshold)
+        most = policies.prefill_chunk(need, builder.budget, self.live.long_prefill_token_threshold)
+        return most if builder.rows is None else self._deadlines.chunk(need, context, most, builder)
 
     # ---- memory --------------------------------------------------------------------------------------------------
 
@@ -299,7 +336,7 @@ class Scheduler:
         if missing <= 0:
             return True
         while missing > state.pool.num_free:
-            victim = policies.choose_victim(state.running)
+            victim = self._next_victim()
             if victim is not request:
                 self._preempt(victim, builder)
             elif len(state.running) > 1:
@@ -310,6 +347,17 @@ class Scheduler:
                 return False
         request.block_ids += state.pool.allocate(missing)
         return True
+
+    def _next_victim(self) -> Request:
+        """Who gives way: by the policy's order, or by laxity, computed once a step as nothing of it changes within one."""
+        running = self._state.running
+        if not self._policy.has_deadlines:
+            return policies.choose_victim(running)
+        if self._victims is None:
+            self._victims = self._deadlines.by_laxity(running)
+        while self._victims[-1].state is not RequestState.RUNNING:
+            self._victims.pop()
+        return self._victims[-1]
 
     def _preempt(self, victim: Request, builder: StepBuilder) -> None:
         """Take a running request's memory, and its row of this step if it has one."""
@@ -404,6 +452,7 @@ class Scheduler:
             if sampled:
                 token = token_ids[sample - 1]
                 request.token_ids.append(token)
+                request.last_token_s = now
                 verdict = finish_reason(request, token, self.eos_token_ids, self.max_model_len)
                 about = logprobs[sample - 1] if logprobs else None
                 events.append(TokenEvent(request, token, about, verdict is not None))

@@ -26,6 +26,7 @@ class Counters:
     preemptions_swap: int = 0  # events
     displacements: int = 0  # events: of the preemptions, those made for a more important waiting request
     recomputed_tokens: int = 0  # computed again after their KV was dropped
+    shed: int = 0  # events: requests ended because their first token could no longer be in time
     priorities_ignored: int = 0  # events: requests with a priority added under a policy that has none
 
 
@@ -47,6 +48,7 @@ class SchedulerStats:
     preemptions_swap: int
     displacements: int
     recomputed_tokens: int
+    shed: int
     priorities_ignored: int
 
 
@@ -72,5 +74,6 @@ def snapshot(state: Lifecycle, held_back_by_capacity: bool) -> SchedulerStats:
         preemptions_swap=counters.preemptions_swap,
         displacements=counters.displacements,
         recomputed_tokens=counters.recomputed_tokens,
+        shed=counters.shed,
         priorities_ignored=counters.priorities_ignored,
     )

@@ -5,11 +5,13 @@ Used by `core.scheduler` within one call of `schedule`. Knows rows; nothing of m
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from trimtab_engine.core.request import Request
 from trimtab_engine.core.step import Step
+from trimtab_engine.core.step_time import StepFeatures
 
 # Why nobody more was admitted in a step.
 Blocked = Literal["budget", "max_num_seqs", "memory", "preempted"]
@@ -31,12 +33,15 @@ class StepBuilder:
     __slots__ = (
         "admitted",
         "budget",
+        "cut_short",
         "decode_context",
         "decodes",
+        "limit_s",
         "preempted",
         "prefill_chunk",
         "prefill_context",
         "prefills",
+        "rows",
     )
 
     def __init__(self, budget: int) -> None:
@@ -48,6 +53,21 @@ class StepBuilder:
         self.prefill_chunk: list[int] = []
         self.preempted: list[Request] = []
         self.admitted: list[Request] = []
+        # Under a policy with deadlines, once the decodes are in: what the step holds, how long it may take, and whether a
+        # prompt has been cut short by that already.
+        self.rows: StepFeatures | None = None
+        self.limit_s = math.inf
+        self.cut_short = False
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of prompts so far."""
+        return sum(self.prefill_chunk)
+
+    def decode_rows(self) -> StepFeatures:
+        """What a step of the decodes alone would be."""
+        count = len(self.decodes)
+        return StepFeatures(count, count, sum(self.decode_context), 0.0)
 
     @property
     def is_empty(self) -> bool:
@@ -61,6 +81,10 @@ class StepBuilder:
         self.prefill_chunk.append(chunk)
         request.num_in_flight += chunk
         self.budget -= chunk
+        if self.rows is not None:
+            tokens, sequences, decode_context, attention = self.rows
+            attention += chunk * (context + chunk / 2)
+            self.rows = StepFeatures(tokens + chunk, sequences + 1, decode_context, attention)
 
     def withdraw(self, request: Request) -> None:
         """Undo the request's row of this step, if it has one: its tokens go back to the budget."""

@@ -13,10 +13,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from trimtab_engine.core.step import Step
 from trimtab_engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trimtab_engine.core.step import Step
 
 KNOTS = (1, 4, 16, 64, 256, 1024, 4096)
 NUM_SLOPES = len(KNOTS) - 1  # the last slope goes on beyond the last knot
@@ -107,6 +109,12 @@ class StepTimeModel:
         seconds = whole * self.predict(StepFeatures(chunk, 1, 0, 0.0))
         seconds += self.predict(StepFeatures(rest, 1, 0, 0.0))
         return seconds + self.coefficients[-1] * tokens * (context + tokens / 2)
+
+    def prompt_rates(self, chunk: int) -> tuple[float, float]:
+        """(seconds a token, seconds a token of attention): a prompt of n tokens in steps of `chunk` takes about
+        n·first + n²/2·second. A cheap `prefill_s` for comparing many."""
+        chunk = max(1, chunk)
+        return self.predict(StepFeatures(chunk, 1, 0, 0.0)) / chunk, self.coefficients[-1]
 
     def largest_chunk(self, rows: StepFeatures, context: int, most: int, limit_s: float) -> int:
         """How many tokens of one more prompt fit: the largest chunk up to `most` with which the step still takes, by the

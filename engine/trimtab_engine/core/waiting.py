@@ -11,7 +11,7 @@ from heapq import heapify, heappop, heappush
 
 from trimtab_engine.core.request import Request
 
-Entry = tuple[tuple[float, float, int], Request]
+Entry = tuple[tuple[float, ...], Request]
 
 
 class WaitingQueue:
@@ -58,7 +58,7 @@ class WaitingQueue:
         if len(self._heap) > 2 * len(self._members) + 64:
             self.rerank()
 
-    def rerank(self, rank_of: Callable[[Request], tuple[float, float, int]] | None = None) -> None:
+    def rerank(self, rank_of: Callable[[Request], tuple[float, ...]] | None = None) -> None:
         """Rebuild the order, with new ranks when `rank_of` is given (the policy changed). Members stay the same."""
         if rank_of is not None:
             for request in self._members.values():

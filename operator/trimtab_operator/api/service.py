@@ -14,7 +14,7 @@ from trimtab_operator.api.parse import decode, duration, required_duration, size
 from trimtab_operator.errors import Finding, InvalidResource
 from trimtab_operator.names import ENGINE_CONTAINER
 
-POLICIES = ("fcfs", "priority")
+POLICIES = ("fcfs", "priority", "sla-aware")
 TUNABLE = ("maxNumBatchedTokens", "maxNumSeqs", "schedulingPolicy", "longPrefillTokenThreshold")
 
 

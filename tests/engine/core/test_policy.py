@@ -99,6 +99,6 @@ def test_without_chunking_a_prompt_runs_whole_or_alone_or_not() -> None:
 
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
-        ConfigError, match="scheduling_policy: 'lottery' is not allowed; one of fcfs, priority"
+        ConfigError, match="scheduling_policy: 'lottery' is not allowed; one of fcfs, priority, sla-aware"
     ):
         policy_of(make_live(policy="lottery"))

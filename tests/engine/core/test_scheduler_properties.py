@@ -16,12 +16,14 @@ from support.core_builders import (
     make_live,
     make_request,
     make_scheduler,
+    make_step_time,
     undisturbed,
 )
-from trimtab_engine.core.live import LiveConfig
+from trimtab_engine.core.live import LiveConfig, SloClass
 from trimtab_engine.core.request import FinishReason, Request
 from trimtab_engine.core.scheduler import Scheduler
 from trimtab_engine.core.step import Step, StepResult, TokenEvent
+from trimtab_engine.core.step_time import StepTimeModel
 from trimtab_engine.errors import RequestTooLarge
 
 MAX_MODEL_LEN = 48
@@ -31,15 +33,19 @@ lives = st.builds(
     make_live,
     budget=st.integers(1, 24),
     seqs=st.integers(1, 6),
-    policy=st.sampled_from(["fcfs", "priority"]),
+    policy=st.sampled_from(["fcfs", "priority", "sla-aware"]),
     long_prefill=st.sampled_from([0, 0, 3, 7]),
     aging_s=st.sampled_from([0.0, 2.0]),
+    classes=st.sampled_from(
+        [(SloClass("default", 1.0, 0.1),), (SloClass("default", 6.0, 2.0), SloClass("b", 30.0, 9.0))]
+    ),
 )
 requests = st.builds(
-    lambda head, tail, max_tokens, priority, group, salt, stop, floor, logprobs: make_request(
+    lambda head, tail, max_tokens, priority, group, salt, stop, floor, logprobs, slo_class: make_request(
         [*SHARED[:head], *tail],
         max_tokens,
         priority=priority,
+        slo_class=slo_class,
         group=group,
         salt=salt,
         ignore_eos=stop is None,
@@ -56,12 +62,22 @@ requests = st.builds(
     stop=st.sampled_from([None, None, 3, 7]),
     floor=st.sampled_from([0, 0, 5]),
     logprobs=st.sampled_from([None, None, None, 2]),
+    slo_class=st.sampled_from(["default", "b"]),
 )
 operations = st.lists(
     st.one_of(
         st.tuples(st.just("add"), requests),
         st.tuples(st.just("abort"), st.integers(0, 40)),
         st.tuples(st.just("live"), lives),
+        st.tuples(
+            st.just("step_time"),
+            st.builds(
+                make_step_time,
+                st.sampled_from([0.001, 0.3]),
+                st.sampled_from([0.001, 0.2]),
+                st.sampled_from([0.0, 0.01]),
+            ),
+        ),
         st.tuples(st.just("schedule"), st.none()),
         st.tuples(st.just("commit"), st.none()),
         st.tuples(st.just("rollback"), st.none()),
@@ -214,6 +230,9 @@ def use_it(use: Use, script: list[tuple[str, object]], depth: int) -> None:
         elif name == "live":
             assert isinstance(value, LiveConfig)
             use.reconfigure(value)
+        elif name == "step_time":
+            assert isinstance(value, StepTimeModel)
+            use.scheduler.use_step_time(value)
         elif name in ("abort", "poison"):
             assert isinstance(value, int)
             (use.abort if name == "abort" else use.poison)(value)

@@ -28,7 +28,7 @@ def test_the_default_space_is_the_budget_and_the_policy() -> None:
     assert budget.choices[-1] == 8192
     assert 2048 in budget.choices
     assert all(isinstance(b, int) and b % 16 == 0 for b in budget.choices)
-    assert knobs[1].choices == ("fcfs", "priority")
+    assert knobs[1].choices == ("fcfs", "priority", "sla-aware")
 
 
 def test_a_start_value_off_the_grid_is_still_a_choice() -> None:
