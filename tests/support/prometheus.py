@@ -40,17 +40,23 @@ def _unpack() -> str | None:
         return "apt-get and dpkg-deb are not here"
     TOOLS.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=TOOLS) as folder:
-        for command in (["apt-get", "download", "prometheus"], ["dpkg-deb", "-x", "prometheus", "unpacked"]):
-            if command[0] == "dpkg-deb":
-                command[2] = next(Path(folder).glob("prometheus_*.deb")).name
-            done = subprocess.run(
-                command, cwd=folder, capture_output=True, text=True, timeout=120, check=False
-            )
-            if done.returncode:
-                return f"{' '.join(command)}: {done.stderr.strip()[-200:]}"
+        cause = _run(folder, "apt-get", "download", "prometheus")
+        if cause is not None and os.geteuid() == 0:
+            # Package lists that are absent or older than the mirror: fetch them once and try again.
+            cause = _run(folder, "apt-get", "update") or _run(folder, "apt-get", "download", "prometheus")
+        if cause is None:
+            package = next(Path(folder).glob("prometheus_*.deb")).name
+            cause = _run(folder, "dpkg-deb", "-x", package, "unpacked")
+        if cause is not None:
+            return cause
         (TOOLS / "usr/bin").mkdir(parents=True, exist_ok=True)
         Path(folder, "unpacked/usr/bin/prometheus").replace(TOOLS / "usr/bin/prometheus")
     return None
+
+
+def _run(folder: str, *command: str) -> str | None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=180, check=False)
+    return f"{' '.join(command)}: {done.stderr.strip()[-200:]}" if done.returncode else None
 
 
 @contextlib.contextmanager
