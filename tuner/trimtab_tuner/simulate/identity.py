@@ -1,21 +1,33 @@
 """Does the simulator do what the engine did? A record of the engine's steps, run through a simulated replica.
 
-`compare` gives the replica what the record says came from outside (messages, clock readings, tokens) and checks that it plans
-the same batches, row for row. Used by `benchmarks/fidelity.py` and tests; the record is `trimtab-engine serve --record-steps`.
+`compare` gives one replica what the record says came from outside (messages, clock readings, tokens) and checks that it plans
+the same batches, row for row. `compare_free_running` gives a whole simulation no more than arrivals and how long each step
+took: event order, clock and token source are then the simulator's own. Used by `benchmarks/fidelity.py` and tests; the record
+is `trimtab-engine serve --record-steps`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from trimtab_engine import step_record
-from trimtab_engine.core.step import Step, StepResult
+from trimtab_engine.core.scheduler import Scheduler
+from trimtab_engine.core.step import Step, StepResult, TokenEvent
 from trimtab_engine.core.step_time import StepFeatures, StepTimeModel, features_of
-from trimtab_engine.step_record import Entry
+from trimtab_engine.messages import Add
+from trimtab_engine.step_record import Entry, RecordError
+from trimtab_tuner.trace import Trace, TraceRequest
 
+from .fleet import Delays, Fleet
 from .replica import Replica
+from .tokens import SyntheticTokens
+
+# A step that begins this soon after a commit follows it: the pause between (sending, reading messages) belongs to the step
+# before, as a simulated step begins when the one before ends. Later ones found the engine idle.
+ADJACENT_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,23 +80,133 @@ def compare(path: Path) -> Identity:
     return Identity(sum(1 for _ in step_record.read(path)[1]), equal, difference)
 
 
-def recorded_steps(path: Path, adjacent_s: float = 0.005) -> list[RecordedStep]:
-    """Features and times of a record's steps that ran, in order: what a step-time model is fitted to.
+def compare_free_running(path: Path) -> Identity:
+    """Simulate a record's requests from their arrivals and the recorded step times alone, and compare all batches.
 
-    When the next step began within `adjacent_s` of a commit, the pause between the two (sending, reading messages) is part
-    of the step's `duration_s`: a simulated step begins when the one before ends.
+    For records of requests that only their length ended, under one live config: raises RecordError for others.
     """
+    header, entries = _read(path)
+    sequence = [entry for entry in entries if entry.rows]
+    requests, adds, outputs = [], _adds(path, entries), Counter[str]()
+    for entry in sequence:
+        _count_outputs(entry, adds, outputs)
+    for at_s, add in adds.values():
+        if outputs[add.id] == 0:
+            raise RecordError(f"{path}: request {add.id} said nothing, so it cannot be simulated")
+        requests.append(TraceRequest(at_s, len(add.prompt_token_ids), outputs[add.id], add.slo_class))
+    trace = Trace(tuple(requests), str(path), "step record")
+    state = header.build()
+    batches = _Batches(sequence, state.scheduler)
+    tokens = _RecordedPrompts(trace, [add.prompt_token_ids for _, add in adds.values()])
+    replica = Replica(0, state.scheduler, batches, tokens, skip_ahead=False, observer=batches)
+    Fleet(trace, tokens, [replica], "round-robin", Delays()).run()
+    number_of = {request_id: str(number) for number, request_id in enumerate(adds)}
+    want = [[(number_of[row[0]], row[1], row[2]) for row in entry.rows] for entry in sequence]
+    equal = next(
+        (n for n, pair in enumerate(zip(want, batches.rows, strict=False)) if pair[0] != pair[1]),
+        min(len(want), len(batches.rows)),
+    )
+    if equal == len(want) == len(batches.rows):
+        return Identity(len(want), equal, None)
+    got = batches.rows[equal] if equal < len(batches.rows) else "nothing"
+    ran = want[equal] if equal < len(want) else "nothing"
+    return Identity(len(want), equal, f"batch {equal}: the engine ran {ran}, the simulator {got}")
+
+
+class _RecordedPrompts(SyntheticTokens):
+    """The prompts of the record; outputs are synthetic, as in any simulation."""
+
+    def __init__(self, trace: Trace, prompts: list[list[int]]) -> None:
+        super().__init__(trace)
+        self._prompts = prompts
+
+    def prompt(self, index: int, request: TraceRequest) -> list[int]:
+        return list(self._prompts[index])
+
+
+class _Batches:
+    """Cost and observer at once: recorded durations one after the other, and the rows that were planned."""
+
+    def __init__(self, entries: list[Entry], scheduler: Scheduler) -> None:
+        self.rows: list[list[tuple[str, int, int]]] = []
+        self._scheduler = scheduler
+        self._entries = entries
+        self._durations = _durations([(entry.now, entry.committed) for entry in entries])
+        self._believe(0)
+
+    def predict(self, features: StepFeatures) -> float:
+        number = len(self.rows)
+        self._believe(number + 1)
+        return self._durations[number] if number < len(self._durations) else 0.01
+
+    def on_step(self, replica: int, step: Step, begin_s: float, end_s: float) -> None:
+        self.rows.append(_rows(step))
+
+    def on_events(self, replica: int, events: Sequence[TokenEvent], now: float) -> None:
+        """Ends are compared by the batches that follow."""
+
+    def _believe(self, number: int) -> None:
+        """The step-time model that the engine had from this step on."""
+        if number < len(self._entries) and (model := self._entries[number].step_model) is not None:
+            self._scheduler.use_step_time(StepTimeModel.from_json(model))
+
+
+def _read(path: Path) -> tuple[step_record.Header, list[Entry]]:
+    header, entries = step_record.read(path)
+    return header, list(entries)
+
+
+def _adds(path: Path, entries: list[Entry]) -> dict[str, tuple[float, Add]]:
+    """Requests in order of arrival, with a moment at which each may arrive to be in the same step.
+
+    A message was drained at the very moment a step began; anywhere between that and the step before does as well, and the
+    middle is safe from rounding. When the engine was idle, the moment itself started the step.
+    """
+    found: dict[str, tuple[float, Add]] = {}
+    before_s, busy_until_s = float("-inf"), float("-inf")
+    for entry in entries:
+        for drained in entry.messages:
+            if not isinstance(drained.message, Add):
+                raise RecordError(
+                    f"{path}: step {entry.step_id}: only records of plain requests can be simulated"
+                )
+            idle = drained.now - busy_until_s > ADJACENT_S
+            found[drained.message.id] = (
+                drained.now if idle else (before_s + drained.now) / 2,
+                drained.message,
+            )
+        if entry.rows:
+            before_s, busy_until_s = entry.now, entry.committed
+    return found
+
+
+def _count_outputs(entry: Entry, adds: dict[str, tuple[float, Add]], outputs: Counter[str]) -> None:
+    """Add the tokens of a step: one for each row that reaches the end of what its request has, outputs included."""
+    if entry.failed or entry.runner_error is not None:
+        raise RecordError(f"step {entry.step_id}: records with failures cannot be simulated")
+    for request_id, context, chunk in entry.rows:
+        if context + chunk == len(adds[request_id][1].prompt_token_ids) + outputs[request_id]:
+            outputs[request_id] += 1
+
+
+def _durations(times: list[tuple[float, float]]) -> list[float]:
+    """From the start of each step to that of the next when it follows at once, else to its commit."""
+    found = []
+    for number, (begin_s, end_s) in enumerate(times):
+        next_begin_s = times[number + 1][0] if number + 1 < len(times) else float("inf")
+        found.append((next_begin_s if next_begin_s - end_s <= ADJACENT_S else end_s) - begin_s)
+    return found
+
+
+def recorded_steps(path: Path) -> list[RecordedStep]:
+    """Features and times of a record's steps that ran, in order: what a step-time model is fitted to."""
     found = [
         (features_of(step), entry.now, entry.committed)
         for entry, step in _replayed(path)
         if step is not None and entry.runner_error is None
     ]
-    steps = []
-    for number, (features, begin_s, end_s) in enumerate(found):
-        next_begin_s = found[number + 1][1] if number + 1 < len(found) else float("inf")
-        over_s = next_begin_s if next_begin_s - end_s <= adjacent_s else end_s
-        steps.append(RecordedStep(features, begin_s, end_s, over_s - begin_s))
-    return steps
+    durations = _durations([(begin_s, end_s) for _, begin_s, end_s in found])
+    return [RecordedStep(*each, duration_s) for each, duration_s in zip(found, durations, strict=True)]
 
 
 def _replayed(path: Path) -> Iterator[tuple[Entry, Step | None]]:
