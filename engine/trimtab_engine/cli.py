@@ -200,6 +200,11 @@ def _add_engine(serve: argparse.ArgumentParser) -> None:
         help="benchmark baseline: whole prompts before decodes, no chunking",
     )
     group.add_argument(
+        "--shed-late",
+        action="store_true",
+        help="under sla-aware: 503 with Retry-After for what can no longer meet its TTFT target",
+    )
+    group.add_argument(
         "--batch-invariant", action="store_true", help="bitwise equal outputs under any batching; slower"
     )
     group.add_argument(
@@ -338,6 +343,7 @@ def configuration(
         port_file=arguments.port_file,
         live_config=arguments.live_config,
         max_queued_requests=arguments.max_queued_requests,
+        shed_late=arguments.shed_late,
         drain_timeout_s=arguments.drain_timeout,
         leaving_time_s=arguments.leaving_time,
         stall_timeout_s=arguments.stall_timeout,

@@ -29,6 +29,9 @@ def request_from(add: Add) -> Request:
         arrival_s=add.arrival_s,
         priority=add.priority,
         slo_class=add.slo_class,
+        ttft_s=add.ttft_s,
+        itl_s=add.itl_s,
+        tenant=add.tenant,
         cache_salt=add.cache_salt,
         group=add.group,
     )

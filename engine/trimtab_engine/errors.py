@@ -7,6 +7,7 @@ TrimtabError
 │   ├── RequestTooLarge  the request can never fit; carries the limits that it broke
 │   └── Unavailable      the request is fine, the moment is not: 503 with Retry-After
 │       ├── NotReady     the model is still loading
+│       ├── Shed         its deadline can no longer be met (--shed-late)
 │       ├── QueueFull    as many requests wait as --max-queued-requests allows
 │       └── Draining     the server is going away and takes nothing new
 ├── GenerationConflict   a live config whose generation is not new (HTTP 409)
@@ -70,6 +71,12 @@ class NotReady(Unavailable):
     """The model is not loaded yet."""
 
     reason = "loading"
+
+
+class Shed(Unavailable):
+    """The request waited so long that its first token can no longer be in time; no token of it was made."""
+
+    reason = "shed"
 
 
 class QueueFull(Unavailable):

@@ -30,6 +30,9 @@ class Add(msgspec.Struct, tag=True, frozen=True):
     arrival_s: float
     priority: int = 0
     slo_class: str = "default"
+    ttft_s: float | None = None  # its own targets; None: those of its class
+    itl_s: float | None = None
+    tenant: str | None = None
     cache_salt: str | None = None
     group: str | None = None
 
@@ -107,6 +110,7 @@ class Token(msgspec.Struct, frozen=True, array_like=True):
         None  # with the first token
     )
     num_preemptions: int = 0
+    retry_after_s: int | None = None  # with finish_reason error: it was shed; come back then
 
 
 class StepStats(msgspec.Struct, frozen=True, array_like=True):

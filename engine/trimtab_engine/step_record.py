@@ -39,6 +39,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     enable_prefix_caching: bool
     prefill_first: bool
+    shed_late: bool = False
     eos_token_ids: list[int]
     seed: int
     ceilings: dict[str, int]
@@ -58,6 +59,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
             generation=self.generation,
             enable_prefix_caching=self.enable_prefix_caching,
             prefill_first=self.prefill_first,
+            shed_late=self.shed_late,
             eos_token_ids=frozenset(self.eos_token_ids),
             seed=self.seed,
         )

@@ -282,6 +282,7 @@ class EngineLoop:
             if prompt_logprobs is None
             else [None if p is None else (p.logprob, p.rank, p.top) for p in prompt_logprobs],
             num_preemptions=request.num_preemptions,
+            retry_after_s=request.retry_after_s if event.finished else None,
         )
 
     def _stats(

@@ -71,6 +71,7 @@ def _serve(channel: EngineChannel, init: Init, backlog: list[ToEngine]) -> int:
         max_model_len=info.max_model_len,
         enable_prefix_caching=config.enable_prefix_caching,
         prefill_first=config.prefill_first,
+        shed_late=config.shed_late,
         eos_token_ids=sorted(info.eos_token_ids),
         seed=config.seed,
         ceilings={
@@ -89,6 +90,7 @@ def _serve(channel: EngineChannel, init: Init, backlog: list[ToEngine]) -> int:
         generation=init.generation,
         enable_prefix_caching=config.enable_prefix_caching,
         prefill_first=config.prefill_first,
+        shed_late=config.shed_late,
         eos_token_ids=info.eos_token_ids,
         seed=config.seed,
     )

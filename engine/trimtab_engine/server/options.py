@@ -26,6 +26,7 @@ class ServerOptions:
     max_queued_requests: int = 512
     drain_timeout_s: float = 60.0
     leaving_time_s: float = 0.0  # how long "leaving" lasts after SIGTERM before new requests are refused
+    shed_late: bool = False  # streams wait for their first token, as they may still be refused
     stall_timeout_s: float = 120.0
     api_keys: Path | None = None  # JSON or YAML mapping of name to key
     admin_public_key: Path | None = None  # PEM, one or several Ed25519 public keys

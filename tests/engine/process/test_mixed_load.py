@@ -57,7 +57,7 @@ async def _retune(client: httpx.AsyncClient, url: str, done: asyncio.Event) -> N
             **LiveConfig().to_json(),
             "max_num_batched_tokens": draw.choice([32, 64, 512]),
             "max_num_seqs": draw.choice([4, 16, 32]),
-            "scheduling_policy": draw.choice(["fcfs", "priority"]),
+            "scheduling_policy": draw.choice(["fcfs", "priority", "sla-aware"]),
         }
         lease = {"lease_s": 0.1} if draw.random() < 0.5 else {}
         answer = await client.put(f"{url}/admin/live-config", json={"config": config, **lease})

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trimtab_engine.core.request import SamplingParams
-from trimtab_engine.errors import EngineDead, Unavailable
+from trimtab_engine.errors import EngineDead, Shed, Unavailable
 from trimtab_engine.messages import Add, Token
 from trimtab_engine.server.client import EngineClient, TokenStream
 from trimtab_engine.server.metrics.ledger import Ledger, RequestRecord
@@ -51,6 +51,8 @@ class Plan:
     tenant: str | None
     priority: int
     cache_salt: str | None
+    ttft_s: float | None = None  # its own targets; None: those of its class
+    itl_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class Choice:
     _undescribed: list[Token] = field(default_factory=list)  # their text is held back
 
     async def deltas(self) -> AsyncIterator[Delta]:
-        """All deltas until the finish; raises GenerationFailed or EngineDead."""
+        """All deltas until the finish; raises GenerationFailed, EngineDead or Shed (before the first)."""
         while self.finish_reason is None:
             delta = self._take(await self._stream.next_batch())
             if delta is not None:
@@ -149,6 +151,11 @@ class Choice:
             self.num_cached = token.num_cached
         if token.prompt_logprobs is not None:
             self.prompt_logprobs = list(token.prompt_logprobs)
+        if token.retry_after_s is not None:
+            shed = Shed(token.error or "the request was shed", token.retry_after_s)
+            self._ledger.rejected(self.record, shed.reason)
+            self._stream.abort()
+            raise shed
         if token.finish_reason == "error":
             raise GenerationFailed(token.error or "the engine failed on this request")
         if token.finish_reason == "abort":
@@ -187,6 +194,9 @@ def start(client: EngineClient, ledger: Ledger, tokenizer: Tokenizer, plan: Plan
             arrival_s=plan.arrival_s,
             priority=plan.priority,
             slo_class=plan.slo_class,
+            ttft_s=plan.ttft_s,
+            itl_s=plan.itl_s,
+            tenant=plan.tenant,
             cache_salt=plan.cache_salt,
             group=group,
         )
@@ -242,7 +252,7 @@ async def merged(choices: Sequence[Choice]) -> AsyncGenerator[tuple[Choice, Delt
         try:
             async for delta in choice.deltas():
                 queue.put_nowait((choice, delta))
-        except (GenerationFailed, EngineDead) as error:
+        except (GenerationFailed, EngineDead, Shed) as error:
             queue.put_nowait(error)
         else:
             queue.put_nowait(None)

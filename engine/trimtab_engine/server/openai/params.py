@@ -56,6 +56,15 @@ def _integer(name: str, value: int, low: int, high: int | None = None) -> int:
     return value
 
 
+def own_targets(body: GenerationBody) -> tuple[float | None, float | None]:
+    """The request's own (TTFT, ITL) targets in seconds, within the bounds of a class's; None: those of its class."""
+
+    def target(name: str, value: float | None) -> float | None:
+        return None if value is None else _number(name, value, 0.001, 3600.0)
+
+    return target("slo_ttft_s", body.slo_ttft_s), target("slo_itl_s", body.slo_itl_s)
+
+
 def check_model(name: str | None, served: str) -> None:
     """Whether the request names the model that is served here; HTTP 404 else."""
     if name is not None and name != served:

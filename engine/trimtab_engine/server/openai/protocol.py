@@ -108,6 +108,8 @@ class GenerationBody(BaseModel):
     return_token_ids: bool | None = None
     cache_salt: str | None = None
     slo_class: str | None = None
+    slo_ttft_s: float | None = None
+    slo_itl_s: float | None = None
     vllm_xargs: dict[str, Any] | None = None
 
 

@@ -26,6 +26,7 @@ from trimtab_engine.server.openai.params import (
     check_model,
     check_stream,
     num_choices,
+    own_targets,
     refuse,
     sampling_params,
     stop_strings,
@@ -90,6 +91,7 @@ def build_router(state: AppState) -> APIRouter:
         sampling = sampling_params(body, defaults=model.sampling_defaults, limits=room)
         stops = stop_strings(body)
         slo_class = _slo_class(state, request, body)
+        ttft_s, itl_s = own_targets(body)
         listed: list[Prompt]
         shape: Format
         reply_id, created = _reply_id(body), int(time.time())
@@ -114,6 +116,8 @@ def build_router(state: AppState) -> APIRouter:
             include_stop=bool(body.include_stop_str_in_output),
             skip_special_tokens=body.skip_special_tokens is not False,
             slo_class=slo_class,
+            ttft_s=ttft_s,
+            itl_s=itl_s,
             tenant=_trusted(request, state.options.trusted_tenant_header) or tenant,
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
@@ -132,6 +136,7 @@ def build_router(state: AppState) -> APIRouter:
             include_usage=bool(options and options.include_usage),
             continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
             headers=headers,
+            hold_status=state.options.shed_late,
         )
 
     @router.post("/v1/completions")

@@ -16,8 +16,8 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from trimtab_engine.errors import EngineDead, TrimtabError
-from trimtab_engine.server.openai.errors import GenerationFailed, body_of, json_response
+from trimtab_engine.errors import EngineDead, Shed, TrimtabError
+from trimtab_engine.server.openai.errors import GenerationFailed, body_of, error_response, json_response
 from trimtab_engine.server.openai.generation import Choice, Delta, merged, usage
 
 _DONE = b"data: [DONE]\n\n"
@@ -72,14 +72,14 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Result
 async def buffered(
     choices: Sequence[Choice], shape: Format, n: int, receive: Receive, headers: dict[str, str]
 ) -> Response:
-    """Run to the end, then answer; raises GenerationFailed, EngineDead or ClientGone."""
+    """Run to the end, then answer; raises GenerationFailed, EngineDead, Shed or ClientGone."""
     reason = "server_abort"
     try:
         await unless_disconnected(receive, _collect(choices))
     except ClientGone:
         reason = "client_abort"
         raise
-    except (EngineDead, GenerationFailed):
+    except (EngineDead, GenerationFailed, Shed):
         reason = "error"
         raise
     finally:
@@ -95,7 +95,10 @@ async def _collect(choices: Sequence[Choice]) -> None:
 
 
 class EventStream(Response):
-    """A streamed reply. The status line goes out at once; whatever fails after it is an error frame before [DONE]."""
+    """A streamed reply. The status line goes out at once; whatever fails after it is an error frame before [DONE].
+
+    With `hold_status` it waits for the first token: a request that is shed must still become a 503.
+    """
 
     media_type = "text/event-stream"
 
@@ -108,6 +111,7 @@ class EventStream(Response):
         include_usage: bool,
         continuous_usage: bool,
         headers: dict[str, str],
+        hold_status: bool = False,
     ) -> None:
         # No proxy may collect what is meant to flow.
         super().__init__(headers={**headers, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
@@ -117,6 +121,8 @@ class EventStream(Response):
         self._n = n
         self._include_usage = include_usage
         self._continuous_usage = continuous_usage
+        self._hold_status = hold_status
+        self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI entry."""
@@ -126,6 +132,9 @@ class EventStream(Response):
             with contextlib.suppress(ClientGone):
                 try:
                     await unless_disconnected(receive, self._send_all(send))
+                except Shed as shed:
+                    reason = "error"
+                    await error_response(shed)(scope, receive, send)
                 except ClientGone:
                     reason = "client_abort"
                     raise
@@ -134,16 +143,19 @@ class EventStream(Response):
                 choice.close(reason)
 
     async def _send_all(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        opening = [c for choice in self._choices if (c := self._shape.opening(choice)) is not None]
-        await self._send(send, b"".join(self._frame(chunk) for chunk in opening))
+        if not self._hold_status:
+            await self._begin(send)
         end = b""
         try:
             async with contextlib.aclosing(merged(self._choices)) as deltas:
                 async for choice, delta in deltas:
+                    await self._begin(send)
                     await self._send(send, self._frame(self._shape.chunk(choice, delta)))
                     choice.delivered(delta)
-        except (EngineDead, GenerationFailed) as error:
+        except (EngineDead, GenerationFailed, Shed) as error:
+            if isinstance(error, Shed) and not self._begun:
+                raise
+            await self._begin(send)
             for choice in self._choices:
                 choice.close("error")
             end = _error_frame(error)
@@ -151,6 +163,15 @@ class EventStream(Response):
             if self._include_usage:
                 end = _sse({**self._shape.closing(), "usage": usage(self._choices, self._n)})
         await send({"type": "http.response.body", "body": end + _DONE, "more_body": False})
+
+    async def _begin(self, send: Send) -> None:
+        """Send the status line and the opening chunks, once."""
+        if self._begun:
+            return
+        self._begun = True
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        opening = [c for choice in self._choices if (c := self._shape.opening(choice)) is not None]
+        await self._send(send, b"".join(self._frame(chunk) for chunk in opening))
 
     def _frame(self, chunk: dict[str, Any]) -> bytes:
         if self._continuous_usage:
