@@ -509,13 +509,13 @@ class Scheduler:
         """The requests that decode, in row order; a copy."""
         return self._state.running.decodes[:]
 
-    def skip_decodes(self, num_steps: int, token_of: Callable[[Request], int], ends_s: list[float]) -> int:
-        """Do up to `num_steps` (at most `steady_steps`) at once, as schedule and commit one by one would; returns how many.
+    def skip_decodes(self, token_of: Callable[[Request], int], ends_s: list[float]) -> int:
+        """Do steps at once, at most `steady_steps`, as schedule and commit one by one would; returns how many.
 
-        Stops early when memory runs short. `ends_s[i]` is when step i is committed; every new token of a request is
-        `token_of(request)`.
+        Step i is committed at `ends_s[i]`; every new token of a request is `token_of(request)`. Stops early when memory
+        runs short.
         """
-        done = skip_ahead.run_decodes(self._state, num_steps, token_of)
+        done = skip_ahead.run_decodes(self._state, token_of, ends_s)
         if done:
             self._blocked = None
             self._next_step_id += done

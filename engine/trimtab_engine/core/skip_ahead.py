@@ -36,8 +36,8 @@ def steady_steps(state: Lifecycle, budget: int, max_model_len: int) -> int:
     return max(0, steps)
 
 
-def run_decodes(state: Lifecycle, num_steps: int, token_of: Callable[[Request], int]) -> int:
-    """Carry out up to `num_steps` steady steps; returns how many.
+def run_decodes(state: Lifecycle, token_of: Callable[[Request], int], ends_s: list[float]) -> int:
+    """Carry out steady steps that are committed at `ends_s`; returns how many.
 
     Stops before the first one that finds too few free blocks: preemption is the scheduler's to decide. Every new token of a
     request is `token_of(request)`. The caller has asked `steady_steps`.
@@ -46,7 +46,7 @@ def run_decodes(state: Lifecycle, num_steps: int, token_of: Callable[[Request], 
     by_offset: list[list[Request]] = [[] for _ in range(size)]
     for request in decodes:
         by_offset[request.num_computed % size].append(request)
-    num_steps = _steps_with_memory(by_offset, size, num_steps, pool.num_free)
+    num_steps = _steps_with_memory(by_offset, size, len(ends_s), pool.num_free)
     if num_steps <= 0:
         return 0
     start = [(request, request.num_computed) for request in decodes]
@@ -65,6 +65,7 @@ def run_decodes(state: Lifecycle, num_steps: int, token_of: Callable[[Request], 
                 request.num_computed = before
     for request, computed in start:
         request.num_computed = computed + num_steps
+        request.last_token_s = ends_s[num_steps - 1]
     return num_steps
 
 

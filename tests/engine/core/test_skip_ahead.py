@@ -27,7 +27,16 @@ def picture(scheduler: Scheduler) -> object:
     free = pool.allocate(pool.num_free)  # in the order in which they would be handed out
     return (
         [
-            (r.id, r.token_ids, r.num_computed, r.block_ids, r.block_hashes, r.num_published, r.num_in_flight)
+            (
+                r.id,
+                r.token_ids,
+                r.num_computed,
+                r.block_ids,
+                r.block_hashes,
+                r.num_published,
+                r.num_in_flight,
+                r.last_token_s,
+            )
             for r in state.running.decodes
         ],
         free,
@@ -65,7 +74,7 @@ def test_a_skip_leaves_what_single_steps_leave(
     skipped, stepped = (make(prompts, outputs, blocks, caching) for _ in range(2))
     steady = skipped.steady_steps
     ends = [10.0 + n for n in range(min(steady, limit))]
-    done = skipped.skip_decodes(len(ends), said, ends)
+    done = skipped.skip_decodes(said, ends)
     assert done <= len(ends)
     preempted = stepped.stats.preemptions_recompute
     finished: list[FinishReason | None] = []
@@ -84,7 +93,7 @@ def test_the_step_in_which_somebody_ends_is_left_to_the_scheduler() -> None:
     scheduler = make([5, 5], [10, 20], 60, True)
     # Three steps are done, so the first request has three of its ten outputs; the tenth must not be skipped over.
     assert scheduler.steady_steps == 6
-    scheduler.skip_decodes(6, said, [10.0] * 6)
+    scheduler.skip_decodes(said, [10.0] * 6)
     assert scheduler.steady_steps == 0
 
 
@@ -113,7 +122,7 @@ def test_a_request_that_a_token_can_end_is_never_skipped_over() -> None:
 
 def test_a_skip_stops_before_the_step_that_lacks_memory() -> None:
     scheduler = make([8, 8], [40, 40], 12, True)
-    done = scheduler.skip_decodes(30, said, [float(n) for n in range(30)])
+    done = scheduler.skip_decodes(said, [float(n) for n in range(30)])
     assert 0 < done < 30
     before = scheduler.stats.preemptions_recompute
     one_step(scheduler, 100.0)

@@ -95,7 +95,7 @@ servers = st.builds(
     server,
     budget=st.integers(8, 100),
     seqs=st.integers(1, 8),
-    policy=st.sampled_from(["fcfs", "priority"]),
+    policy=st.sampled_from(["fcfs", "priority", "sla-aware"]),
     num_blocks=st.integers(9, 40),
     prefill_first=st.booleans(),
 )

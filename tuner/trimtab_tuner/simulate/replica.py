@@ -139,7 +139,7 @@ class Replica:
                 break
             ends.append(at)
             context += rows
-        done = self.scheduler.skip_decodes(len(ends), output_token, ends) if ends else 0
+        done = self.scheduler.skip_decodes(output_token, ends) if ends else 0
         if done == 0:
             return now
         ends = ends[:done]
