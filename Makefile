@@ -11,7 +11,7 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## Create .venv (the heavy part is shared and cached outside the checkout)
-	@echo "ready: $$(.ci/env)"
+	@bin=$(BIN) && echo "ready: source $${bin#$(CURDIR)/}/activate"
 
 demo: ## Serve, replay, tune and report on this machine, in under 12 minutes
 	@bin=$(BIN) && exec "$$bin/python" examples/demo.py

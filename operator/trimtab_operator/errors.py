@@ -22,9 +22,14 @@ class Finding:
 
     def __str__(self) -> str:
         shown = repr(self.value)
-        if len(shown) > 120:
-            shown = shown[:117] + "..."
-        return f"{self.path}: {shown} is not allowed; {self.allowed}"
+        if isinstance(self.value, dict | list):
+            # A rule over several fields, or an unknown field: what is wrong comes before a long value.
+            return f"{self.path}: {self.allowed}; given {_cut(shown, 200)}"
+        return f"{self.path}: {_cut(shown, 120)} is not allowed; {self.allowed}"
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 2] + " …"
 
 
 class OperatorError(Exception):

@@ -131,8 +131,8 @@ def test_message_shows_path_value_and_range_on_one_line_each() -> None:
     with pytest.raises(InvalidResource) as caught:
         service(**{"engine.maxNumBatchedTokens": 9000})
     assert str(caught.value).splitlines()[1].strip() == (
-        "spec.engine: {'maxNumBatchedTokens': 9000, 'ceilings.maxNumBatchedTokens': 8192} is not allowed; "
-        "maxNumBatchedTokens must not exceed ceilings.maxNumBatchedTokens"
+        "spec.engine: maxNumBatchedTokens must not exceed ceilings.maxNumBatchedTokens; "
+        "given {'maxNumBatchedTokens': 9000, 'ceilings.maxNumBatchedTokens': 8192}"
     )
 
 

@@ -126,6 +126,28 @@ def test_a_wrong_flag_is_one_line_with_path_value_and_what_is_allowed(
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["trace", "info", "/nowhere"], "/nowhere: cannot be read as a trace: No such file or directory"),
+        (
+            ["report", "/nowhere"],
+            "/nowhere: cannot be read as a replay result (JSON, or .gz of it): No such file",
+        ),
+        (["report"], "at least one replay result or tuning result is needed"),
+        (["run", "--control", "http://127.0.0.1:9"], "--trace/--observe: exactly one of the two is needed"),
+    ],
+)
+def test_what_is_missing_is_said_in_one_plain_line(
+    capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "None" not in error
+    assert error.count("\n") == 1
+
+
 def test_a_broken_trace_line_is_named_on_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

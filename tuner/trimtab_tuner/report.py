@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from .compare import Comparison, compare
-from .errors import InputError
+from .errors import InputError, UnreadableFile
 from .quantiles import Interval
 from .result import ReplayResult
 from .stats import Summary, summarise
@@ -74,7 +74,7 @@ def build(
     config, and the same requests at the same times under different ones. Raises InputError when there is nothing to show.
     """
     if not results and tuning is None:
-        raise InputError("report", "nothing", "at least one replay result or tuning result")
+        raise InputError("RESULT", None, "at least one replay result or tuning result is needed")
     summaries = {label: summarise(result) for label, result in results.items()}
     bursts = tuple(compare(pair, results[pair[0]], results[pair[1]]) for pair in _bursts(results))
     tuned = tuple(compare(pair, results[pair[0]], results[pair[1]]) for pair in _tuned(results))
@@ -87,7 +87,7 @@ def load_tuning(path: str | Path) -> dict[str, Any]:
     try:
         document = json.loads(Path(path).read_bytes())
     except (OSError, ValueError) as error:
-        raise InputError(str(path), str(error), "a readable tuning result (JSON)") from None
+        raise UnreadableFile(path, error, "a tuning result (JSON)") from None
     return check_tuning(document, str(path))
 
 

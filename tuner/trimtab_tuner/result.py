@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from .errors import InputError
+from .errors import InputError, UnreadableFile
 from .slo import Slo
 
 SCHEMA = "trimtab.replay/1"
@@ -88,7 +88,7 @@ class ReplayResult:
             raw = path.read_bytes()
             document = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
         except (OSError, EOFError, ValueError) as error:
-            raise InputError(str(path), str(error), "a readable replay result (JSON, or .gz of it)") from None
+            raise UnreadableFile(path, error, "a replay result (JSON, or .gz of it)") from None
         return ReplayResult.from_json(document, str(path))
 
     @staticmethod

@@ -169,6 +169,10 @@ class Target:
             )
         if answer.status_code in (400, 409, 422):
             raise TargetRefused(f"{where}: HTTP {answer.status_code}: {_message(document)}")
+        if answer.status_code == 404:
+            raise TargetUnreachable(
+                f"{where}: not found; is this an operator's control port or an engine's admin port?"
+            )
         if answer.status_code >= 300:
             raise TargetUnreachable(f"{where}: HTTP {answer.status_code}: {_message(document)}")
         if isinstance(document, list):

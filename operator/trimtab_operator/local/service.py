@@ -158,7 +158,7 @@ class LocalService:
         if edited:
             hashes = template_hash(old.spec), template_hash(loaded.spec)
             effect = "engines are replaced one after another" if hashes[0] != hashes[1] else "no restart"
-            self.events.normal("Updated", f"{self.watch.path} was edited: {effect}")
+            self.events.normal("Updated", f"{self.watch.path.name} was edited: {effect}")
         why = rules.why_not(loaded, "Canary", "Apply")
         if self.live.live.candidate is not None and why is not None:
             self.live.live.end_candidate()

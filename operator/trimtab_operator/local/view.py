@@ -41,8 +41,8 @@ def describe_live(document: Json | None) -> str:
     return " · ".join(parts)
 
 
-def panel(status: Json) -> RenderableType:
-    """The whole picture of one `/status`."""
+def panel(status: Json, events_shown: int = _EVENTS_SHOWN) -> RenderableType:
+    """The whole picture of one `/status`, with its newest events."""
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold", no_wrap=True)
     facts.add_column()
@@ -71,7 +71,7 @@ def panel(status: Json) -> RenderableType:
     if status["file"]["error"]:
         facts.add_row("file", Text(str(status["file"]["error"]), style="red"))
     replicas = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for title in ("replica", "phase", "generation", "requests", "restarts", "pid", "address"):
+    for title in ("replica", "phase", "generation", "requests", "restarts", "pid", "port"):
         replicas.add_column(title, no_wrap=True)
     for replica in status["replicas"]:
         replicas.add_row(
@@ -81,16 +81,26 @@ def panel(status: Json) -> RenderableType:
             str(replica["outstanding"]),
             str(replica["restarts"]),
             _shown(replica["pid"]),
-            _shown(replica["url"]),
+            _port(replica["url"]),
         )
     events = Table.grid(padding=(0, 1))
-    for event in status["events"][-_EVENTS_SHOWN:]:
+    for event in status["events"][-events_shown:] if events_shown else []:
         style = "yellow" if event["type"] == "Warning" else ""
         events.add_row(
-            _clock(event["time"]), Text(event["reason"], style=style), Text(_first_line(event["message"]))
+            _clock(event["time"]), Text(event["reason"], style=style), Text(_headline(event["message"]))
         )
     title = f"Trimtab · service {status['name']} · Ctrl-C stops everything"
     return Panel(Group(facts, Text(), replicas, Text(), events), title=title, title_align="left")
+
+
+def fitting(status: Json, console: Console) -> RenderableType:
+    """The picture with as many events as the terminal has lines for: a cut at the bottom would hide the newest ones."""
+    picture = panel(status)
+    for events_shown in range(_EVENTS_SHOWN - 1, -1, -1):
+        if len(console.render_lines(picture)) <= console.height:
+            break
+        picture = panel(status, events_shown)
+    return picture
 
 
 def condition(status: Json, kind: str) -> Json | None:
@@ -127,7 +137,7 @@ class View:
     def status(self, status: Json) -> None:
         """The state now."""
         if self._live is not None:
-            self._live.update(panel(status), refresh=True)
+            self._live.update(fitting(status, self._live.console), refresh=True)
 
     def stop(self, message: str) -> None:
         """Give the terminal back, with a last line in place of a picture that is no longer true."""
@@ -155,6 +165,12 @@ def _clock(unix_s: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(unix_s))
 
 
-def _first_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[0] if lines else ""
+def _port(url: str | None) -> str:
+    # Everything is on the loopback, and a whole address does not fit a terminal of 80 columns.
+    return "-" if url is None else url.rpartition(":")[2]
+
+
+def _headline(text: str) -> str:
+    """The first line, and the next with it where it only announces that."""
+    lines = [line.strip() for line in text.strip().splitlines()] or [""]
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

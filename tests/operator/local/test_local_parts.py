@@ -12,7 +12,7 @@ from rich.console import Console
 
 from trimtab_operator.local.events import EventLog
 from trimtab_operator.local.state_dir import StateDir, StateDirInUse
-from trimtab_operator.local.view import View, describe_live, panel
+from trimtab_operator.local.view import View, describe_live, fitting, panel
 from trimtab_operator.local.watch import FileWatch
 
 
@@ -114,7 +114,7 @@ STATUS: dict[str, Any] = {
             "outstanding": 2,
             "restarts": 1,
             "pid": 42,
-            "url": "http://a",
+            "url": "http://127.0.0.1:32855",
         },
         {
             "name": "chat-1",
@@ -165,6 +165,34 @@ def test_panel_shows_what_a_person_asks_for() -> None:
         assert wanted in shown
     assert "Stalled" not in shown
     assert "second" not in shown
+
+
+def test_panel_fits_a_small_terminal_and_keeps_the_newest_event() -> None:
+    events = [
+        {"type": "Normal", "reason": "Updated", "message": f"edit {n} " + "word " * 18, "time": 0.0}
+        for n in range(9)
+    ]
+    console = Console(width=80, height=24, file=io.StringIO(), record=True)
+    console.print(fitting({**STATUS, "events": events}, console))
+    shown = console.export_text()
+    assert len(shown.splitlines()) <= 24
+    assert "edit 8" in shown
+    assert "edit 0" not in shown
+    assert "…" not in shown  # no column of the replicas' table is cut
+
+
+def test_event_that_only_announces_is_shown_with_what_it_announces() -> None:
+    event = {
+        "type": "Warning",
+        "reason": "InvalidSpec",
+        "message": "a.yaml is invalid:\n  spec.x: 1 is not allowed\nmore",
+        "time": 0.0,
+    }
+    console = Console(width=140, file=io.StringIO(), record=True)
+    console.print(panel({**STATUS, "events": [event]}))
+    shown = console.export_text()
+    assert "a.yaml is invalid: spec.x: 1 is not allowed" in shown
+    assert "more" not in shown
 
 
 def test_plain_view_prints_a_line_for_each_event() -> None:

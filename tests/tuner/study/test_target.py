@@ -54,6 +54,16 @@ def test_a_candidate_is_in_force_when_put_returns_and_gone_when_ended(engine: En
     with_target(engine.admin_url, work)
 
 
+def test_the_serving_port_is_told_from_a_control_port(engine: EngineServer) -> None:
+    async def work(target: Target) -> None:
+        with pytest.raises(
+            TargetUnreachable, match="is this an operator's control port or an engine's admin"
+        ):
+            await target.read()
+
+    with_target(engine.url, work)
+
+
 def test_an_unrenewed_candidate_is_ended_by_the_engine(engine: EngineServer) -> None:
     async def work(target: Target) -> None:
         config = (await target.read()).incumbent.config

@@ -213,7 +213,7 @@ def options_of(args: argparse.Namespace) -> RunOptions:
     if args.max_trials < 3:
         raise InputError("--max-trials", args.max_trials, "at least 3: incumbent, candidate, confirmation")
     if (args.trace is None) == (args.observe is None):
-        raise InputError("--trace/--observe", args.trace, "exactly one of the two")
+        raise InputError("--trace/--observe", args.trace, "exactly one of the two is needed")
     for name, value in (
         ("--confirm-rounds", args.confirm_rounds),
         ("--pairs", args.pairs),

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import IO, cast
 
-from trimtab_tuner.errors import InputError, TraceError
+from trimtab_tuner.errors import InputError, TraceError, UnreadableFile
 from trimtab_tuner.trace import Trace, TraceRequest, rebased
 
 from . import azure, burstgpt, mooncake, records
@@ -74,7 +74,7 @@ def _open(path: Path) -> IO[str]:
     try:
         raw = cast("IO[bytes]", (gzip.open if path.suffix == ".gz" else open)(path, "rb"))
     except OSError as error:
-        raise InputError(str(path), error.strerror or str(error), "a readable trace file") from None
+        raise UnreadableFile(path, error, "a trace") from None
     return io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="")
 
 
@@ -83,7 +83,7 @@ def _detect(path: Path, file: IO[str]) -> str:
         first = file.readline()
         file.seek(0)
     except (OSError, EOFError) as error:
-        raise InputError(str(path), str(error), "a readable trace file") from None
+        raise UnreadableFile(path, error, "a trace") from None
     for name, module in FORMATS.items():
         if module.recognises(first):
             return name
