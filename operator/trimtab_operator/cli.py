@@ -1,4 +1,4 @@
-"""`trimtab-operator`: parses the command line and calls one of local, render, validate. The only module that does.
+"""`trimtab-operator`: parses the command line and calls one of run, local, render, validate. The only module that does.
 
 Exit codes: 0 done, 1 an error of ours, 2 wrong input (with one line for each finding: path, value, what is allowed).
 """
@@ -21,6 +21,7 @@ _EPILOG = """\
 examples:
   trimtab-operator validate -f examples/chat.yaml
   trimtab-operator local -f examples/chat.yaml
+  trimtab-operator run --all-namespaces
   trimtab-operator render -f chat.yaml --diff chat.old.yaml
 """
 
@@ -35,7 +36,8 @@ running.
 
 
 def build_parser(command: str | None = None) -> argparse.ArgumentParser:
-    """All commands. The options of `local` are declared only when it is the `command`, since its parts load slowly."""
+    """All commands. The options of `run` and `local` are declared only for the one that is the `command`: their parts load
+    slowly."""
     parser = argparse.ArgumentParser(
         prog="trimtab-operator",
         description="Serve language models from InferenceService resources.",
@@ -44,6 +46,11 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"trimtab-operator {version('trimtab')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    running = commands.add_parser("run", help="serve the InferenceServices of a cluster")
+    if command == "run":
+        from trimtab_operator.cluster.main import add_arguments as add_run_arguments
+
+        add_run_arguments(running)
     local = commands.add_parser(
         "local",
         help="serve one InferenceService from a file on this machine",
@@ -96,6 +103,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     arguments = build_parser(words[0] if words else None).parse_args(words)
     try:
+        if arguments.command == "run":
+            from trimtab_operator.cluster.main import run as run_in_cluster
+
+            return run_in_cluster(arguments)
         if arguments.command == "local":
             from trimtab_operator.local.main import run
 

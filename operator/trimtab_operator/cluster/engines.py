@@ -1,0 +1,118 @@
+"""What the operator says to one pod's admin port: read the live config back, push a document, end a candidate.
+
+Blocking, called from worker threads. The runtime contract is the same for every runtime; knows nothing of what values mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+
+from trimtab_operator import names
+from trimtab_operator.cluster.tokens import Scope, Signer
+from trimtab_operator.plan.live_push import Call, EndCandidate
+from trimtab_operator.plan.manifests import ADMIN_PORT
+
+Json = dict[str, Any]
+TIMEOUT_S = 3.0
+PARALLEL = 16
+
+
+class EngineUnreachable(Exception):
+    """No answer from the admin port, or none that can be understood."""
+
+
+class EngineRefused(Exception):
+    """The engine said no; nothing was changed. `status` is its HTTP status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Engines:
+    """All calls to all pods, over one connection pool and a bounded number of threads."""
+
+    def __init__(self, signer: Signer, transport: httpx.BaseTransport | None = None) -> None:
+        self._signer = signer
+        # Pods come and go: a kept connection to a pod's address may meet another pod.
+        limits = httpx.Limits(max_connections=PARALLEL * 2, max_keepalive_connections=0)
+        self._client = httpx.Client(timeout=TIMEOUT_S, limits=limits, transport=transport, trust_env=False)
+        self._threads = ThreadPoolExecutor(PARALLEL, thread_name_prefix="engines")
+
+    def read_backs(self, pods: Mapping[str, Mapping[str, Any]]) -> dict[str, Json]:
+        """By pod name, of those that answer."""
+        answers = self._threads.map(self._try_read, pods.values())
+        return {name: answer for name, answer in zip(pods, answers, strict=True) if answer is not None}
+
+    def say(
+        self, pods: Mapping[str, Mapping[str, Any]], calls: Mapping[str, tuple[Call, ...]]
+    ) -> dict[str, Json | EngineUnreachable | EngineRefused]:
+        """Each pod's calls in order, pods in parallel → its read-back afterwards, or what went wrong first."""
+        answers = self._threads.map(lambda name: self._say(pods[name], calls[name]), calls)
+        return dict(zip(calls, answers, strict=True))
+
+    def _try_read(self, pod: Mapping[str, Any]) -> Json | None:
+        try:
+            return self._call(pod, "GET", "/admin/live-config", "read")
+        except (EngineUnreachable, EngineRefused):
+            return None
+
+    def _say(
+        self, pod: Mapping[str, Any], calls: tuple[Call, ...]
+    ) -> Json | EngineUnreachable | EngineRefused:
+        try:
+            for call in calls:
+                if isinstance(call, EndCandidate):
+                    self._call(pod, "DELETE", "/admin/live-config/candidate", "write")
+                else:
+                    body = dict(call.document)
+                    if call.lease_s is not None:
+                        body["lease_s"] = call.lease_s
+                    self._call(pod, "PUT", "/admin/live-config", "write", body)
+            return self._call(pod, "GET", "/admin/live-config", "read")
+        except (EngineUnreachable, EngineRefused) as error:
+            return error
+
+    def _call(
+        self, pod: Mapping[str, Any], method: str, path: str, scope: Scope, body: Json | None = None
+    ) -> Json:
+        url = f"http://{_host(pod)}:{_admin_port(pod)}{path}"
+        headers = {"Authorization": f"Bearer {self._signer.token(pod['metadata']['uid'], scope)}"}
+        try:
+            answer = self._client.request(method, url, json=body, headers=headers)
+            content = answer.json() if answer.content else {}
+        except (httpx.HTTPError, ValueError) as error:
+            raise EngineUnreachable(f"{url}: {error or type(error).__name__}") from error
+        if not isinstance(content, dict):
+            raise EngineUnreachable(f"{url}: the answer is not a JSON object")
+        if answer.status_code == 401 or answer.status_code >= 500:
+            # 401 passes: a kubelet takes up to a minute to show the pod a new public key.
+            raise EngineUnreachable(f"{url}: HTTP {answer.status_code}")
+        if answer.status_code >= 400:
+            said = content.get("error")
+            message = said.get("message") if isinstance(said, dict) else None
+            raise EngineRefused(answer.status_code, str(message or f"HTTP {answer.status_code}"))
+        return content
+
+    def close(self) -> None:
+        """End threads and connections."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._client.close()
+
+
+def _host(pod: Mapping[str, Any]) -> str:
+    address = str(pod["status"]["podIP"])
+    return f"[{address}]" if ":" in address else address
+
+
+def _admin_port(pod: Mapping[str, Any]) -> int:
+    for container in (pod.get("spec") or {}).get("containers") or ():
+        if container.get("name") == names.ENGINE_CONTAINER:
+            for port in container.get("ports") or ():
+                if port.get("name") == "admin":
+                    return int(port["containerPort"])
+    return ADMIN_PORT

@@ -1,0 +1,111 @@
+"""kopf's part: watch our resources and their children, and say which service has to be looked at. Nothing else.
+
+Only `on.event`, `on.startup` and `on.login` handlers are registered. kopf therefore writes no annotation, no finalizer and no
+event, and a resource never waits for this process to be deleted. Used by `main`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import kopf
+
+from trimtab_operator import names
+from trimtab_operator.cluster import kinds
+from trimtab_operator.cluster.kube import Credentials
+from trimtab_operator.cluster.observe import Key, RunIndex
+
+Json = Mapping[str, Any]
+WATCHED_CHILDREN = (*kinds.CHILDREN, kinds.POD)
+_CA, _TOKEN = (
+    "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt",
+    "/var/run/secrets/kubernetes.io/serviceaccount/token",
+)
+
+
+def registry(
+    enqueue: Callable[[Key], None],
+    seen: Callable[[Key, str], None],
+    index: RunIndex,
+    credentials: Credentials,
+    clusterwide: bool,
+) -> kopf.OperatorRegistry:
+    """All handlers, in a registry of their own. `seen` hears each service's resource version as the watch delivers it."""
+    built = kopf.OperatorRegistry()
+
+    @kopf.on.startup(registry=built)
+    async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
+        _configure(settings, clusterwide)
+
+    @kopf.on.login(registry=built)
+    async def login(**_: Any) -> kopf.ConnectionInfo:
+        return connection(credentials)
+
+    @kopf.on.event(names.GROUP, names.VERSION, kinds.SERVICE.plural, registry=built)
+    async def service_event(namespace: str | None, name: str | None, meta: Json, **_: Any) -> None:
+        if namespace and name:
+            seen(Key(namespace, name), str(meta.get("resourceVersion")))
+            enqueue(Key(namespace, name))
+
+    @kopf.on.event(names.GROUP, names.VERSION, kinds.RUN.plural, registry=built)
+    async def run_event(event: Json, body: Json, **_: Any) -> None:
+        if not body.get("spec"):
+            return
+        enqueue(index.drop(body) if event["type"] == "DELETED" else index.put(body))
+
+    async def child_event(namespace: str | None, meta: Json, **_: Any) -> None:
+        service = (meta.get("labels") or {}).get(names.LABEL_SERVICE)
+        if namespace and service:
+            enqueue(Key(namespace, str(service)))
+
+    for kind in WATCHED_CHILDREN:
+        kopf.on.event(*_place(kind), registry=built)(child_event)
+    return built
+
+
+def _place(kind: kinds.Kind) -> tuple[str, str] | tuple[str, str, str]:
+    """As kopf names a resource; core has no group."""
+    return (kind.group, kind.version, kind.plural) if kind.group else (kind.version, kind.plural)
+
+
+def _configure(settings: kopf.OperatorSettings, clusterwide: bool) -> None:
+    """A silent watch is noticed within 70 s and reopened after 5 minutes at the latest; kopf itself writes nothing."""
+    settings.posting.enabled = False
+    settings.posting.loggers = False
+    settings.scanning.disabled = not clusterwide  # no list of CRDs and namespaces in a namespaced install
+    settings.watching.server_timeout = 300
+    settings.watching.client_timeout = 310
+    settings.watching.connect_timeout = 10
+    settings.watching.inactivity_timeout = 70
+    settings.networking.request_timeout = 60
+    settings.networking.connect_timeout = 10
+    settings.networking.error_backoffs = (1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 60, 60, 60, 60, 60)
+    settings.queueing.worker_limit = 50
+    settings.queueing.idle_timeout = 1
+    settings.queueing.exit_timeout = 2
+    settings.peering.standalone = True
+    for kind in WATCHED_CHILDREN:
+        settings.watching.label_selectors[_place(kind)] = names.LABEL_SERVICE  # filtered by the server
+
+
+def connection(credentials: Credentials) -> kopf.ConnectionInfo:
+    """kopf's form of our credentials. In a pod the token is read anew at each login, since it is renewed on disk."""
+    found = credentials.configuration
+    if credentials.in_cluster:
+        with open(_TOKEN) as file:
+            return kopf.ConnectionInfo(server=found.host, ca_path=_CA, token=file.read().strip())
+    bearer = found.get_api_key_with_prefix("BearerToken", alias="authorization") or ""
+    scheme, _, token = bearer.partition(" ")
+    if not token:
+        scheme, token = "Bearer", scheme
+    return kopf.ConnectionInfo(
+        server=found.host,
+        ca_path=found.ssl_ca_cert,
+        insecure=not found.verify_ssl,
+        certificate_path=found.cert_file if found.cert_file and os.path.exists(found.cert_file) else None,
+        private_key_path=found.key_file if found.key_file and os.path.exists(found.key_file) else None,
+        scheme=scheme if token else None,
+        token=token or None,
+    )

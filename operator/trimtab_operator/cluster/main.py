@@ -1,0 +1,333 @@
+"""`trimtab-operator run`: puts the parts together, runs kopf in this thread's event loop, and ends in order.
+
+Called by `cli`. Blocking work happens in threads (workers, lease, resync, health), never in the event loop; the death of any
+of them ends the process, so that Kubernetes starts a whole one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import socket
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import kopf
+
+from trimtab_operator.api.status import Resolved
+from trimtab_operator.cluster import handlers, tokens
+from trimtab_operator.cluster.engines import Engines
+from trimtab_operator.cluster.events import Recorder
+from trimtab_operator.cluster.health import HealthServer
+from trimtab_operator.cluster.kube import Credentials, Kube, KubeError, load_credentials
+from trimtab_operator.cluster.leadership import Leadership
+from trimtab_operator.cluster.metrics import OperatorMetrics
+from trimtab_operator.cluster.observe import Key, Observer, RunIndex
+from trimtab_operator.cluster.reconcile import Reconciler
+from trimtab_operator.cluster.resync import Resync
+from trimtab_operator.cluster.worker import Workers, WorkQueue
+from trimtab_operator.errors import OperatorError
+from trimtab_operator.plan.cluster import Settings
+
+logger = logging.getLogger(__name__)
+
+START_RETRY_S = 2.0
+STOP_S = 20.0  # for reconciles under way
+_RECORD_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `run`."""
+    scope = parser.add_mutually_exclusive_group()
+    scope.add_argument("--namespace", action="append", metavar="NS",
+                       help="namespace to serve, repeatable; needs no cluster-wide right (default in a pod: its own)")  # fmt: skip
+    scope.add_argument("--all-namespaces", action="store_true", help="serve every namespace")
+    parser.add_argument(
+        "--operator-namespace", metavar="NS", help="of Lease and key Secret (default: the pod's own)"
+    )
+    parser.add_argument("--image", default=f"trimtab/engine:{version('trimtab')}",
+                        help="engine image for services that name none (%(default)s)")  # fmt: skip
+    parser.add_argument("--kubeconfig", metavar="FILE", help="outside of a cluster (default: $KUBECONFIG)")
+    parser.add_argument("--context", metavar="NAME", help="context of the kubeconfig")
+    parser.add_argument("--admin-key-file", type=Path, metavar="FILE",
+                        help="private key for engines' admin ports (PEM, Ed25519), as mounted from the Secret")  # fmt: skip
+    parser.add_argument("--admin-key-secret", metavar="NAME",
+                        help="Secret to create with a new key while there is no key file (default: keep it in memory)")  # fmt: skip
+    parser.add_argument("--standalone", action="store_true", help="take no Lease: this is the only operator")
+    parser.add_argument("--lease-name", default="trimtab-operator", metavar="NAME", help="%(default)s")
+    parser.add_argument(
+        "--identity", default=f"{socket.gethostname()}-{os.getpid()}", metavar="ID", help="in the Lease"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=4, metavar="N", help="reconciles at a time (%(default)s)"
+    )
+    parser.add_argument("--resync", type=float, default=300.0, metavar="SECONDS",
+                        help="look at every service at least this often (%(default)g)")  # fmt: skip
+    parser.add_argument("--health-host", default="0.0.0.0", metavar="ADDRESS", help="%(default)s")
+    parser.add_argument(
+        "--health-port",
+        type=int,
+        default=8080,
+        metavar="PORT",
+        help="/healthz, /readyz, /metrics (%(default)s)",
+    )
+    parser.add_argument(
+        "--ready-file", type=Path, metavar="FILE", help="JSON written once watching: health_url, pid"
+    )
+    parser.add_argument("--log-format", choices=("json", "text"), default="json", help="%(default)s")
+    parser.add_argument(
+        "--log-level", choices=("debug", "info", "warning"), default="info", help="%(default)s"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run until told to stop → exit status."""
+    _configure_logging(arguments.log_format, arguments.log_level)
+    credentials = load_credentials(arguments.kubeconfig, arguments.context)
+    namespaces = _namespaces(arguments, credentials)
+    if arguments.workers < 1 or arguments.resync < 1:
+        raise OperatorError("--workers and --resync must be at least 1")
+    return Operator(arguments, credentials, namespaces).run()
+
+
+class Operator:
+    """One process's parts; `namespaces` None: all."""
+
+    def __init__(
+        self, arguments: argparse.Namespace, credentials: Credentials, namespaces: list[str] | None
+    ) -> None:
+        self._arguments = arguments
+        self._credentials = credentials
+        self._namespaces = namespaces
+        self._home = arguments.operator_namespace or credentials.namespace or (namespaces or ["default"])[0]
+        self.metrics = OperatorMetrics()
+        self._plain = Kube(credentials.configuration, observe=self.metrics.request)
+        self._leadership: Leadership | None = None
+        if not arguments.standalone:
+            self._leadership = Leadership(
+                self._plain, self._home, arguments.lease_name, arguments.identity,
+                on_change=lambda leading: self.metrics.leading.set(leading),
+            )  # fmt: skip
+        else:
+            self.metrics.leading.set(1)
+        guard = self._leadership.guard if self._leadership is not None else lambda: None
+        self._kube = Kube(credentials.configuration, guard=guard, observe=self.metrics.request)
+        self._queue: WorkQueue[Key] = WorkQueue()
+        self._index = RunIndex()
+        self._resync = Resync(
+            self._plain, namespaces, self._index, self._queue.add, arguments.resync,
+            on_done=lambda: self.metrics.last_resync.set(time.time()),
+        )  # fmt: skip
+        self._workers: Workers[Key] | None = None
+        self._watching = False
+        self._health = HealthServer(
+            arguments.health_host, arguments.health_port, self.trouble, self.not_ready, self._render
+        )
+
+    def run(self) -> int:
+        """See the module."""
+        self._health.start()
+        try:
+            engines = Engines(self._signer())
+            self._first_list()
+            self._start_workers(engines)
+            if self._leadership is not None:
+                self._leadership.start()
+            self._resync.start()
+            try:
+                return asyncio.run(self._watch())
+            finally:
+                self._stop(engines)
+        finally:
+            self._health.stop()
+
+    # Health
+
+    def trouble(self) -> str | None:
+        """Why a new process would do better; None when none would."""
+        if self._workers is None:
+            return None  # still starting; Kubernetes' startup probe bounds that
+        if not self._workers.alive():
+            return "a worker thread has died"
+        if self._leadership is not None and not self._leadership.alive():
+            return "the lease thread has died"
+        if not self._resync.alive():
+            return "the resync thread has died"
+        age_s = time.monotonic() - self._resync.last_s
+        if age_s > 3 * self._arguments.resync + 60:
+            return f"services were last listed {age_s:.0f} s ago"
+        return self._resync.dead_watch()
+
+    def not_ready(self) -> str | None:
+        """Why no service is looked at; a follower is ready, since it can take over."""
+        return None if self._watching else "not watching yet"
+
+    def _render(self) -> bytes:
+        self.metrics.queue.set(len(self._queue))
+        return self.metrics.render()
+
+    # Start
+
+    def _signer(self) -> tokens.Signer:
+        """The admin key; waits for the API server, and for a kubelet to mount what another process has created."""
+        while True:
+            try:
+                signer = tokens.obtain(
+                    self._plain, self._home, self._arguments.admin_key_secret, self._arguments.admin_key_file
+                )
+            except KubeError as error:
+                logger.warning("no admin key yet", extra={"error": str(error)})
+                signer = None
+            else:
+                if signer is None:
+                    logger.info("the admin key exists; waiting until it is mounted")
+            if signer is not None:
+                self._settings = Settings(
+                    Resolved(image=self._arguments.image), signer.public_pem, self._home
+                )
+                return signer
+            time.sleep(START_RETRY_S)
+
+    def _first_list(self) -> None:
+        """Know all runs before the first look, so that no lease is ended for want of knowing its run."""
+        while True:
+            try:
+                self._resync.once()
+            except KubeError as error:
+                logger.warning("cannot list services yet", extra={"error": str(error)})
+                time.sleep(START_RETRY_S)
+            else:
+                return
+
+    def _start_workers(self, engines: Engines) -> None:
+        recorder = Recorder(self._kube, self._arguments.identity)
+        observer = Observer(self._kube, engines, self._index)
+        reconciler = Reconciler(self._kube, engines, observer, self._settings, recorder, self.metrics)
+        leadership = self._leadership
+
+        def observe(result: str, seconds: float) -> None:
+            self.metrics.reconciles.labels(result).inc()
+            self.metrics.reconcile_seconds.observe(seconds)
+
+        self._workers = Workers(
+            self._queue,
+            reconciler.reconcile,
+            self._arguments.workers,
+            may_work=(lambda: leadership.leading) if leadership is not None else (lambda: True),
+            observe=observe,
+        )
+        self._workers.start()
+
+    # The event loop
+
+    async def _watch(self) -> int:
+        """kopf, and a look at the threads once a second → exit status."""
+        stop, ready = asyncio.Event(), asyncio.Event()
+        registry = handlers.registry(
+            self._enqueue, self._resync.delivered, self._index, self._credentials, self._namespaces is None
+        )
+        watching = asyncio.create_task(
+            kopf.operator(
+                registry=registry,
+                standalone=True,
+                clusterwide=self._namespaces is None,
+                namespaces=self._namespaces or (),
+                stop_flag=stop,
+                ready_flag=ready,
+            )
+        )
+        announced = False
+        wrong: str | None = None
+        while not watching.done():
+            await asyncio.wait([watching], timeout=0.2 if not announced else 1.0)
+            if ready.is_set() and not announced:
+                announced = self._watching = True
+                self._announce()
+            wrong = self.trouble()
+            if wrong is not None:
+                logger.error("ending", extra={"reason": wrong})
+                stop.set()
+                await asyncio.wait([watching], timeout=STOP_S)
+                return 1
+        if watching.exception() is not None:
+            logger.error("the watches ended", extra={"error": repr(watching.exception())})
+            return 1
+        return 0  # SIGTERM or SIGINT, which kopf takes
+
+    def _enqueue(self, key: Key) -> None:
+        self.metrics.event()
+        self._queue.add(key)
+
+    def _announce(self) -> None:
+        where = f"http://127.0.0.1:{self._health.port}"
+        logger.info("watching", extra={"namespaces": self._namespaces or "all", "health": where})
+        if self._arguments.ready_file is not None:
+            part = self._arguments.ready_file.with_suffix(".part")
+            part.write_text(json.dumps({"health_url": where, "pid": os.getpid()}))
+            part.replace(self._arguments.ready_file)
+
+    def _stop(self, engines: Engines) -> None:
+        """Finish what is under way, then let another process lead."""
+        self._resync.stop()
+        if self._workers is not None:
+            self._workers.stop(STOP_S)
+        if self._leadership is not None:
+            self._leadership.stop()
+        engines.close()
+
+
+def _namespaces(arguments: argparse.Namespace, credentials: Credentials) -> list[str] | None:
+    if arguments.all_namespaces:
+        return None
+    if arguments.namespace:
+        return sorted(set(arguments.namespace))
+    if credentials.namespace is not None:
+        return [credentials.namespace]
+    raise OperatorError("outside of a cluster say which services: --namespace NS or --all-namespaces")
+
+
+class _JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, logger, message and the record's own fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        content: dict[str, object] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            + f".{int(record.msecs):03d}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        content.update(
+            {k: v for k, v in record.__dict__.items() if k not in _RECORD_FIELDS and not k.startswith("k8s_")}
+        )
+        if record.exc_info:
+            content["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(content, default=str)
+
+
+class _TextFormatter(logging.Formatter):
+    """For people: the message and its fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = " ".join(
+            f"{k}={v}"
+            for k, v in record.__dict__.items()
+            if k not in _RECORD_FIELDS and not k.startswith("k8s_")
+        )
+        return f"{super().format(record)} {fields}".rstrip()
+
+
+def _configure_logging(form: str, level: str) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        _JsonFormatter() if form == "json" else _TextFormatter("%(asctime)s %(levelname)s %(message)s")
+    )
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for chatty in ("httpx", "httpcore", "urllib3"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    logging.getLogger("kopf").setLevel(logging.WARNING if level != "debug" else logging.DEBUG)

@@ -1,0 +1,239 @@
+"""One service, from whatever state to what its spec wants: observe everything, plan, act, write the status once.
+
+Level-based: called again for any reason, it comes to the same end, and at rest it writes nothing. Called by `worker` in worker
+threads, never twice at a time for one service. Raises KubeError when the API server cannot be used; the worker tries again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from trimtab_operator import names, support
+from trimtab_operator.api import InferenceService
+from trimtab_operator.api.service import Metadata, ServiceSpec
+from trimtab_operator.api.status import ServiceStatus
+from trimtab_operator.cluster import kinds
+from trimtab_operator.cluster.engines import EngineRefused, Engines, EngineUnreachable
+from trimtab_operator.cluster.events import Recorder
+from trimtab_operator.cluster.kube import Conflict, Denied, Kube, NotFound, Refused
+from trimtab_operator.cluster.metrics import OperatorMetrics
+from trimtab_operator.cluster.observe import Key, Observer, previous_status
+from trimtab_operator.errors import Finding, InvalidResource
+from trimtab_operator.plan import cluster, live_push, pods, runs
+from trimtab_operator.plan.events import Happening, transitions
+from trimtab_operator.plan.status import invalid_status
+
+logger = logging.getLogger(__name__)
+
+Json = dict[str, Any]
+NAME_RETRY_S = 30.0  # somebody else's object is not watched
+GONE_RETRY_S = 1.0  # a former object is on its way out
+ENGINE_RETRY_S = 1.0  # a ready pod whose admin port did not answer
+_RUN_FIELDS = ("observedGeneration", "phase", "conditions", "summary", "applied")
+
+
+class Reconciler:
+    """See the module. `settings` is asked each time: the admin key may come later."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        engines: Engines,
+        observer: Observer,
+        settings: cluster.Settings,
+        recorder: Recorder,
+        metrics: OperatorMetrics,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._kube = kube
+        self._engines = engines
+        self._observer = observer
+        self._settings = settings
+        self._recorder = recorder
+        self._metrics = metrics
+        self._now = now
+        self._refusals: dict[Key, dict[str, tuple[int, str]]] = {}  # by pod UID: generation, why
+
+    def reconcile(self, key: Key) -> float | None:
+        """→ seconds until the next look that is needed even if nothing happens, None for none."""
+        resource = self._observer.resource(key)
+        if resource is None or resource["metadata"].get("deletionTimestamp"):
+            self._forget(key)
+            return None
+        previous = previous_status(resource)
+        try:
+            service = InferenceService.parse(resource)
+        except InvalidResource as error:
+            bare = InferenceService(
+                Metadata(key.name, key.namespace, resource["metadata"]["generation"]), ServiceSpec()
+            )
+            self._stop(bare, resource, previous, tuple(error.errors), names.INVALID_SPEC)
+            return None
+        unsupported = support.findings(service, "cluster")
+        if unsupported:
+            self._stop(service, resource, previous, unsupported, names.UNSUPPORTED)
+            return None
+        return self._carry_out(key, service, resource, previous)
+
+    def _carry_out(
+        self, key: Key, service: InferenceService, resource: Json, previous: ServiceStatus
+    ) -> float | None:
+        refusals = self._refusals.setdefault(key, {})
+        observed = self._observer.everything(service, previous, refusals)
+        now = self._now()
+        decision = cluster.decide(observed, self._settings, now, pods.rfc3339(now))
+        if decision.changes.taken:
+            self._stop(service, resource, previous, decision.changes.taken, names.NAME_TAKEN)
+            return NAME_RETRY_S
+        try:
+            self._change_children(service, decision)
+        except Refused as error:
+            self._stop(service, resource, previous, _findings(error), names.INVALID_SPEC)
+            return None
+        except Denied as error:
+            findings = (Finding(error.reason or "Forbidden", error.status, error.message),)
+            self._stop(service, resource, previous, findings, names.API_DENIED)
+            return NAME_RETRY_S
+        observed, retry = self._talk(key, observed, decision)
+        now = self._now()
+        conclusion = cluster.conclude(observed, decision, now, pods.rfc3339(now))
+        happened = transitions(previous, conclusion.status)
+        if decision.superseded is not None:
+            happened.append(Happening("Normal", names.RECOMMENDATION_SUPERSEDED, decision.superseded))
+        for pod in decision.renumbered:
+            happened.append(
+                Happening("Warning", "ConfigDrift", f"{pod} had seen other numbers; a new one goes out")
+            )
+        self._write(service, resource, conclusion.status, happened)
+        self._write_runs(service, observed.runs, conclusion.run_statuses, decision.refusal)
+        soon = [conclusion.look_again_s - now] if conclusion.look_again_s is not None else []
+        soon += [GONE_RETRY_S] if decision.changes.waiting else []
+        soon += [ENGINE_RETRY_S] if retry else []
+        return max(0.0, min(soon)) if soon else None
+
+    # Acting
+
+    def _change_children(self, service: InferenceService, decision: cluster.Decision) -> None:
+        for manifest, path in zip(decision.changes.apply, decision.changes.drifted, strict=True):
+            kind, name = manifest["kind"], manifest["metadata"]["name"]
+            self._kube.apply(manifest)
+            logger.info(
+                "applied",
+                extra={
+                    "service": f"{service.namespace}/{service.name}",
+                    "child": f"{kind}/{name}",
+                    "path": path,
+                },
+            )
+        for live in decision.changes.delete:
+            metadata = live["metadata"]
+            try:
+                self._kube.delete(
+                    kinds.BY_NAME[live["kind"]], metadata["namespace"], metadata["name"], metadata["uid"]
+                )
+            except Conflict:
+                continue  # another object under that name by now; the next look judges it
+
+    def _talk(
+        self, key: Key, observed: cluster.Observed, decision: cluster.Decision
+    ) -> tuple[cluster.Observed, bool]:
+        """Say to engines what they lack → what they then say themselves, and whether some must be asked again soon."""
+        listed = {pod["metadata"]["name"]: pod for pod in observed.pods}
+        silent = {
+            name
+            for name, pod in listed.items()
+            if pods.admin_reachable(pod) and name not in observed.read_backs
+        }
+        if not decision.calls:
+            return observed, bool(silent)
+        read_backs, refusals = dict(observed.read_backs), dict(observed.refusals)
+        for name, answer in self._engines.say(listed, decision.calls).items():
+            self._metrics.pushed(answer)
+            if isinstance(answer, EngineUnreachable):
+                silent.add(name)
+            elif isinstance(answer, EngineRefused):
+                if answer.status == 409:
+                    silent.add(name)  # it has seen another number meanwhile: read and number again
+                    continue
+                call = decision.calls[name][0]
+                number = int(call.document["generation"]) if isinstance(call, live_push.Push) else 0
+                refusals[name] = (number, str(answer))
+                self._refusals[key][listed[name]["metadata"]["uid"]] = refusals[name]
+            else:
+                read_backs[name] = answer
+        alive = {pod["metadata"]["uid"] for pod in observed.pods}
+        for uid in set(self._refusals[key]) - alive:
+            del self._refusals[key][uid]
+        return replace(observed, read_backs=read_backs, refusals=refusals), bool(silent)
+
+    def _forget(self, key: Key) -> None:
+        self._refusals.pop(key, None)
+        self._metrics.forget(key)
+        now = pods.rfc3339(self._now())
+        for run in self._observer.runs(key):
+            status = runs.run_status(
+                run, acts=False, refusal=None, missing=True, applied=None, incumbent=None, now=now
+            )
+            self._write_run(key.namespace, run, status)
+
+    # Writing
+
+    def _stop(
+        self,
+        service: InferenceService,
+        resource: Json,
+        previous: ServiceStatus,
+        findings: tuple[Finding, ...],
+        reason: str,
+    ) -> None:
+        """Say why nothing is done; what runs is left running."""
+        status = invalid_status(service, findings, reason, previous, pods.rfc3339(self._now()))
+        self._write(service, resource, status, transitions(previous, status))
+
+    def _write(
+        self, service: InferenceService, resource: Json, status: ServiceStatus, happened: list[Happening]
+    ) -> None:
+        self._metrics.status(Key(service.namespace, service.name), status)
+        wanted = status.to_json()
+        if wanted != (resource.get("status") or {}):
+            try:
+                self._kube.apply_status(kinds.SERVICE, service.namespace, service.name, wanted)
+            except NotFound:
+                return  # deleted meanwhile
+        for happening in happened:
+            self._recorder.record(resource, happening)
+
+    def _write_runs(
+        self,
+        service: InferenceService,
+        found: tuple[runs.Run, ...],
+        statuses: Mapping[str, Json],
+        refusal: str | None,
+    ) -> None:
+        for run in found:
+            status = statuses.get(run.name)
+            if status is not None and self._write_run(service.namespace, run, status) and refusal is not None:
+                reference = {"apiVersion": names.API_VERSION, "kind": names.RUN_KIND,
+                             "metadata": {"name": run.name, "namespace": service.namespace, "uid": run.uid}}  # fmt: skip
+                if any(c["reason"] == names.CANDIDATE_REFUSED for c in status["conditions"]):
+                    self._recorder.record(reference, Happening("Warning", names.CANDIDATE_REFUSED, refusal))
+
+    def _write_run(self, namespace: str, run: runs.Run, status: Json) -> bool:
+        if {name: run.status[name] for name in _RUN_FIELDS if name in run.status} == status:
+            return False
+        try:
+            self._kube.apply_status(kinds.RUN, namespace, run.name, status)
+        except NotFound:
+            return False
+        return True
+
+
+def _findings(error: Refused) -> tuple[Finding, ...]:
+    """What the API server found, by its own paths."""
+    if not error.causes:
+        return (Finding(str(error).partition(":")[0], None, error.message),)
+    return tuple(Finding(path or "object", None, message) for path, message in error.causes)

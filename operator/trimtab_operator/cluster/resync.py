@@ -1,0 +1,113 @@
+"""Looks at every service once in a while, whatever the watches say, and finds out when a watch has died.
+
+A thread of its own, started by `main`. Lists all services and runs; each service gets a look, spread over time. A change that
+the list shows and the watch has not delivered a while later means that the watch is dead although its process lives.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from trimtab_operator.cluster import kinds
+from trimtab_operator.cluster.kube import Kube, KubeError
+from trimtab_operator.cluster.observe import Key, RunIndex
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 5.0
+WATCH_GRACE_S = 60.0  # from a list that shows a change to the watch's delivery of it
+_SPREAD = 0.5  # of the period, over which looks are spread
+
+
+class Resync:
+    """See the module. `namespaces` None: all."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        namespaces: Sequence[str] | None,
+        index: RunIndex,
+        enqueue: Callable[[Key, float], None],
+        period_s: float,
+        on_done: Callable[[], None] = lambda: None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._kube = kube
+        self._places: Sequence[str | None] = list(namespaces) if namespaces is not None else [None]
+        self._index = index
+        self._enqueue = enqueue
+        self._period_s = period_s
+        self._on_done = on_done
+        self._now = now
+        self._lock = threading.Lock()
+        self._delivered: dict[Key, str] = {}  # resource version, by the watch
+        self._suspects: dict[Key, tuple[str, float]] = {}  # resource version that the watch owes, since when
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="resync", daemon=True)
+        self.last_s = now()
+
+    def delivered(self, key: Key, resource_version: str) -> None:
+        """The watch has delivered this service."""
+        with self._lock:
+            self._delivered[key] = resource_version
+            self._suspects.pop(key, None)
+
+    def dead_watch(self) -> str | None:
+        """Which change a watch has owed for too long; None while all is well."""
+        with self._lock:
+            for key, (version, since_s) in self._suspects.items():
+                if self._now() - since_s > WATCH_GRACE_S:
+                    return f"the watch has not delivered {key} at resource version {version}"
+        return None
+
+    def once(self, spread_s: float = 0.0) -> None:
+        """List, compare and enqueue. Raises KubeError."""
+        runs = [run for place in self._places for run in self._kube.list(kinds.RUN, place)]
+        self._index.replace(runs)
+        services = [item for place in self._places for item in self._kube.list(kinds.SERVICE, place)]
+        found: dict[Key, str] = {}
+        for item in services:
+            metadata = item["metadata"]
+            found[Key(metadata["namespace"], metadata["name"])] = metadata["resourceVersion"]
+        now = self._now()
+        with self._lock:
+            for key, version in found.items():
+                if self._delivered.get(key) != version and key not in self._suspects:
+                    self._suspects[key] = (version, now)
+            for gone in set(self._delivered) - set(found):
+                del self._delivered[gone]
+            for gone in set(self._suspects) - set(found):
+                del self._suspects[gone]
+        # A run of a service that does not exist gets a look too: somebody has to say so.
+        keys = set(found) | {Key(run["metadata"]["namespace"], run["spec"]["service"]) for run in runs}
+        for key in keys:
+            self._enqueue(key, random.uniform(0, spread_s))
+        self.last_s = now
+        self._on_done()
+
+    def start(self) -> None:
+        """Begin, one period from now."""
+        self._thread.start()
+
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """End."""
+        self._stopping.set()
+        self._thread.join(5)
+
+    def _run(self) -> None:
+        pause_s = self._period_s
+        while not self._stopping.wait(pause_s):
+            try:
+                self.once(spread_s=self._period_s * _SPREAD)
+                pause_s = self._period_s
+            except KubeError as error:
+                logger.warning("resync failed", extra={"error": str(error)})
+                pause_s = min(RETRY_S, self._period_s)

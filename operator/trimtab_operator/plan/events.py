@@ -1,0 +1,71 @@
+"""What is worth an event: differences between two statuses of a service, in words that people search for. Pure.
+
+Used by `cluster.reconcile`, which records them. States, not steps: the same two statuses give the same events, so a repeated
+reconcile adds nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from trimtab_operator import names
+from trimtab_operator.api.status import ServiceStatus
+
+Severity = Literal["Normal", "Warning"]
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """One event to be."""
+
+    severity: Severity
+    reason: str
+    message: str
+
+
+def transitions(before: ServiceStatus, after: ServiceStatus) -> list[Happening]:
+    """Events of going from one status to the next."""
+    found: list[Happening] = []
+    found += _rollout(before, after)
+    found += _stalled(before, after)
+    found += _live(before, after)
+    return found
+
+
+def _rollout(before: ServiceStatus, after: ServiceStatus) -> list[Happening]:
+    was, now = before.condition(names.READY), after.condition(names.READY)
+    if now is None:
+        return []
+    started = now.reason == names.ROLLOUT_IN_PROGRESS and (was is None or was.reason != now.reason)
+    if started:
+        return [Happening("Normal", "RolloutStarted", now.message)]
+    if now.status == "True" and (was is None or was.status != "True"):
+        first = was is None or (not before.ready_replicas and before.observed_generation <= 1)
+        return [Happening("Normal", "Created" if first else "RolloutCompleted", now.message)]
+    return []
+
+
+def _stalled(before: ServiceStatus, after: ServiceStatus) -> list[Happening]:
+    was, now = before.condition(names.STALLED), after.condition(names.STALLED)
+    if now is None or now.status != "True":
+        return []
+    if was is not None and (was.status, was.reason) == (now.status, now.reason):
+        return []
+    return [Happening("Warning", now.reason, now.message)]
+
+
+def _live(before: ServiceStatus, after: ServiceStatus) -> list[Happening]:
+    was, now = before.condition(names.CONFIG_APPLIED), after.condition(names.CONFIG_APPLIED)
+    if now is None:
+        return []
+    if now.reason == names.ENGINE_REJECTED and (was is None or was.reason != now.reason):
+        return [Happening("Warning", "ConfigRejected", now.message)]
+    applied, old = after.engine.applied, before.engine.applied
+    if now.status == "True" and applied is not None and applied == after.engine.desired and applied != old:
+        text = (
+            f"generation {applied.generation} ({applied.source}) is in force: {applied.max_num_batched_tokens} tokens a step, "
+            f"{applied.max_num_seqs} requests, {applied.scheduling_policy}"
+        )
+        return [Happening("Normal", "ConfigApplied", text)]
+    return []
