@@ -68,6 +68,47 @@ def exporter() -> Iterator[Exporter]:
     found.server.server_close()
 
 
+def test_a_replica_that_took_anothers_place_is_scraped_at_its_own_address(exporter: Exporter) -> None:
+    addresses = ["http://127.0.0.1:9/metrics"]  # nobody listens there any more
+
+    async def targets() -> list[str]:
+        return addresses
+
+    async def main() -> list[Snapshot]:
+        async with httpx.AsyncClient() as client:
+            scraper = Scraper(client, targets, TRIMTAB)
+            first = await scraper.snapshot()
+            addresses[:] = [exporter.url]
+            return [first, await scraper.snapshot()]
+
+    before, after = asyncio.run(main())
+    assert [target for target, _ in before.failures] == ["http://127.0.0.1:9/metrics"]
+    assert [sample.target for sample in after.samples] == [exporter.url]
+    assert after.failures == ()
+
+
+def test_a_replica_replaced_inside_a_window_voids_it(exporter: Exporter) -> None:
+    other = Exporter()
+    addresses = [exporter.url]
+
+    async def targets() -> list[str]:
+        return addresses
+
+    async def main() -> list[Snapshot]:
+        async with httpx.AsyncClient() as client:
+            scraper = Scraper(client, targets, TRIMTAB)
+            exporter.judge(5, 0)
+            other.judge(50, 9)
+            first = await scraper.snapshot()
+            addresses[:] = [other.url]
+            return [first, await scraper.snapshot()]
+
+    found = read(asyncio.run(main()))
+    other.server.shutdown()
+    other.server.server_close()
+    assert isinstance(found, Unknown)
+
+
 def scrape(exporter: Exporter, between: Callable[[], None]) -> list[Snapshot]:
     async def main() -> list[Snapshot]:
         async with httpx.AsyncClient() as client:

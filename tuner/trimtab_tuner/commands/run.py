@@ -327,7 +327,7 @@ async def _source(
             raise InputError("--metrics", args.metrics, "nothing together with --prometheus")
         interval_s = parse_duration_s(args.interval or "15s", "--interval")
         return Prometheus(client, args.prometheus, names, selector=args.selector, interval_s=interval_s)
-    targets = tuple(args.metrics) or await target.metrics_targets()
+    targets = tuple(args.metrics) or target.metrics_targets
     return Scraper(client, targets, names, interval_s=parse_duration_s(args.interval or "1s", "--interval"))
 
 

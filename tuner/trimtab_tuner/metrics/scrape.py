@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import httpx
 
+from trimtab_tuner.errors import ServerError
 from trimtab_tuner.metrics.exposition import ExpositionError, Series, parse
 from trimtab_tuner.metrics.names import Names
 from trimtab_tuner.metrics.snapshot import Snapshot, TargetSample
 
 
 class Scraper:
-    """A `MetricsSource` over plain HTTP. `targets` are full URLs of text expositions."""
+    """A `MetricsSource` over plain HTTP. `targets` are full URLs of text expositions, or a function that names them.
+
+    The function is asked before each scrape: an operator replaces replicas, and a new one has another address.
+    """
 
     def __init__(
         self,
         client: httpx.AsyncClient,
-        targets: Sequence[str],
+        targets: Sequence[str] | Callable[[], Awaitable[Sequence[str]]],
         names: Names,
         *,
         interval_s: float = 1.0,
@@ -31,7 +35,7 @@ class Scraper:
         now: Callable[[], float] = time.time,
     ) -> None:
         self._client = client
-        self._targets = tuple(targets)
+        self._targets = targets if callable(targets) else tuple(targets)
         self._names = names
         self._timeout_s = timeout_s
         self._now = now
@@ -40,7 +44,11 @@ class Scraper:
     async def snapshot(self, not_before_s: float | None = None) -> Snapshot:
         """One scrape of all targets at once; it is always newer than any moment that has passed."""
         taken = self._now()
-        results = await asyncio.gather(*(self._one(target) for target in self._targets))
+        try:
+            targets = await self._targets() if callable(self._targets) else self._targets
+        except ServerError as error:
+            return Snapshot(taken_s=taken, samples=(), failures=(("targets", str(error)),))
+        results = await asyncio.gather(*(self._one(target) for target in targets))
         return Snapshot(
             taken_s=taken,
             samples=tuple(r for r in results if isinstance(r, TargetSample)),
