@@ -25,7 +25,7 @@ class OperatorMetrics:
     """All series of `trimtab_operator_*`. None has a label with a service's name: a fleet's series stay few."""
 
     def __init__(self) -> None:
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._lock = threading.Lock()
         self._ready: dict[Key, str] = {}
