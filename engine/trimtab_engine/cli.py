@@ -205,6 +205,11 @@ def _add_engine(serve: argparse.ArgumentParser) -> None:
         help="under sla-aware: 503 with Retry-After for what can no longer meet its TTFT target",
     )
     group.add_argument(
+        "--fair-tenants",
+        action="store_true",
+        help="tenants take turns by the tokens they got; the policy orders each tenant's own requests",
+    )
+    group.add_argument(
         "--batch-invariant", action="store_true", help="bitwise equal outputs under any batching; slower"
     )
     group.add_argument(

@@ -30,6 +30,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     prefill_first: bool = False  # benchmark baseline: chunking off, prompts before decodes
     shed_late: bool = False  # under sla-aware: 503 for what can no longer be in time
+    fair_tenants: bool = False  # between tenants by virtual token counters, within one by policy
     batch_invariant: bool = False  # one reduction path: outputs bitwise equal under any batching
     ceilings: Ceilings = field(default_factory=Ceilings)
     num_threads: int | None = None  # None: cores - 1, at least 1

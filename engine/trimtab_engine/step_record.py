@@ -40,6 +40,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool
     prefill_first: bool
     shed_late: bool = False
+    fair_tenants: bool = False
     eos_token_ids: list[int]
     seed: int
     ceilings: dict[str, int]
@@ -60,6 +61,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
             enable_prefix_caching=self.enable_prefix_caching,
             prefill_first=self.prefill_first,
             shed_late=self.shed_late,
+            fair_tenants=self.fair_tenants,
             eos_token_ids=frozenset(self.eos_token_ids),
             seed=self.seed,
         )

@@ -106,6 +106,7 @@ def make_scheduler(
     prefix_caching: bool = True,
     prefill_first: bool = False,
     shed_late: bool = False,
+    fair_tenants: bool = False,
     seed: int = 0,
 ) -> Scheduler:
     """A scheduler with small blocks; token 0 is EOS."""
@@ -118,6 +119,7 @@ def make_scheduler(
         enable_prefix_caching=prefix_caching,
         prefill_first=prefill_first,
         shed_late=shed_late,
+        fair_tenants=fair_tenants,
         eos_token_ids=frozenset({EOS}),
         seed=seed,
     )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from trimtab_engine.core.admission import Need, num_blocks_for
 from trimtab_engine.core.blocks import BlockPool
+from trimtab_engine.core.fairness import OUTPUT_WEIGHT, PROMPT_WEIGHT, FairQueue
 from trimtab_engine.core.in_flight import StepsInFlight
 from trimtab_engine.core.policy import Policy
 from trimtab_engine.core.policy_sla import next_standing
@@ -34,6 +35,7 @@ class Lifecycle:
         "block_size",
         "cache",
         "counters",
+        "fair",
         "groups",
         "in_flight",
         "policy",
@@ -45,7 +47,13 @@ class Lifecycle:
     )
 
     def __init__(
-        self, *, num_blocks: int, block_size: int, enable_prefix_caching: bool, policy: Policy
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool,
+        policy: Policy,
+        fair_tenants: bool = False,
     ) -> None:
         self.block_size = block_size
         self.policy = policy
@@ -53,7 +61,8 @@ class Lifecycle:
         self.cache = PrefixCache(self.pool, block_size, enable_prefix_caching)
         self.requests: dict[str, Request] = {}
         self.running = RunningSet()
-        self.queue = WaitingQueue()
+        self.fair = FairQueue() if fair_tenants else None
+        self.queue: WaitingQueue | FairQueue = WaitingQueue() if self.fair is None else self.fair
         self.groups = SiblingGroups()
         self.standings = Standings()
         self.in_flight = StepsInFlight()
@@ -82,6 +91,10 @@ class Lifecycle:
         if first:
             request.num_cached = need.num_hit_tokens
             request.first_scheduled_s = now
+            if self.fair is not None:
+                self.fair.charge(
+                    request.tenant, PROMPT_WEIGHT * (request.num_prompt_tokens - need.num_hit_tokens)
+                )
         self.queue.remove(request)
         self.pool.hold(need.hits)
         reach = num_blocks_for(need.num_hit_tokens + chunk, self.block_size)
@@ -98,11 +111,14 @@ class Lifecycle:
         """Undo an admission of which nothing was computed: the request is queued as if it had not been tried."""
         first = request.num_preemptions == 0
         self._count_lookup(request, request.num_computed, first, -1)
+        charged = PROMPT_WEIGHT * (request.num_prompt_tokens - request.num_computed) if first else 0
         if first:
             request.num_cached = request.first_scheduled_s = None
         self._leave_running(request)
         request.state = RequestState.WAITING if first else RequestState.PREEMPTED
         self._enqueue(request)
+        if self.fair is not None:
+            self.fair.charge(request.tenant, -charged)
 
     def preempt(self, request: Request) -> None:
         """Drop a running request's KV and queue it for recomputation. Its tokens, outputs included, stay.
@@ -146,6 +162,11 @@ class Lifecycle:
         """Tokens [before, num_computed) were computed; count those that had been computed before a preemption."""
         again = min(self._high_water.get(request.id, 0), request.num_computed) - before
         self.counters.recomputed_tokens += max(0, again)
+
+    def charge_output(self, request: Request, tokens: int = 1) -> None:
+        """The request got tokens."""
+        if self.fair is not None:
+            self.fair.charge(request.tenant, OUTPUT_WEIGHT * tokens)
 
     def rerank(self, policy: Policy) -> None:
         """A new policy: new ranks for everybody, in place."""

@@ -64,6 +64,7 @@ class Scheduler:
         enable_prefix_caching: bool = True,
         prefill_first: bool = False,
         shed_late: bool = False,
+        fair_tenants: bool = False,
         eos_token_ids: frozenset[int] = frozenset(),
         seed: int = 0,
     ) -> None:
@@ -81,6 +82,7 @@ class Scheduler:
             block_size=block_size,
             enable_prefix_caching=enable_prefix_caching,
             policy=self._policy,
+            fair_tenants=fair_tenants,
         )
         self._deadlines = Deadlines(self._state, live, shed_late)
         self._block_size = block_size
@@ -427,7 +429,7 @@ class Scheduler:
         stale = state.in_flight.pop_oldest()
         events: list[TokenEvent] = []
         ended: set[str] = set()
-        size, publishing = self._block_size, state.cache.enabled
+        size, publishing, charging = self._block_size, state.cache.enabled, state.fair is not None
         token_ids, logprobs, failed = result.token_ids, result.logprobs, result.failed
         samples, num_decodes = step.samples, step.num_decodes
         sample = 0
@@ -453,6 +455,8 @@ class Scheduler:
                 token = token_ids[sample - 1]
                 request.token_ids.append(token)
                 request.last_token_s = now
+                if charging:
+                    state.charge_output(request)
                 verdict = finish_reason(request, token, self.eos_token_ids, self.max_model_len)
                 about = logprobs[sample - 1] if logprobs else None
                 events.append(TokenEvent(request, token, about, verdict is not None))

@@ -66,6 +66,7 @@ def run_decodes(state: Lifecycle, token_of: Callable[[Request], int], ends_s: li
     for request, computed in start:
         request.num_computed = computed + num_steps
         request.last_token_s = ends_s[num_steps - 1]
+        state.charge_output(request, num_steps)
     return num_steps
 
 

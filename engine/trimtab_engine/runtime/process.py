@@ -72,6 +72,7 @@ def _serve(channel: EngineChannel, init: Init, backlog: list[ToEngine]) -> int:
         enable_prefix_caching=config.enable_prefix_caching,
         prefill_first=config.prefill_first,
         shed_late=config.shed_late,
+        fair_tenants=config.fair_tenants,
         eos_token_ids=sorted(info.eos_token_ids),
         seed=config.seed,
         ceilings={
@@ -91,6 +92,7 @@ def _serve(channel: EngineChannel, init: Init, backlog: list[ToEngine]) -> int:
         enable_prefix_caching=config.enable_prefix_caching,
         prefill_first=config.prefill_first,
         shed_late=config.shed_late,
+        fair_tenants=config.fair_tenants,
         eos_token_ids=info.eos_token_ids,
         seed=config.seed,
     )

@@ -47,6 +47,7 @@ requests = st.builds(
         priority=priority,
         slo_class=slo_class,
         group=group,
+        tenant=slo_class,
         salt=salt,
         ignore_eos=stop is None,
         stop_token_ids=() if stop is None else (stop,),
@@ -91,13 +92,21 @@ operations = st.lists(
 class Use:
     """One random use of a scheduler, with its own books."""
 
-    def __init__(self, num_blocks: int, live: LiveConfig, prefix_caching: bool, prefill_first: bool) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        live: LiveConfig,
+        prefix_caching: bool,
+        prefill_first: bool,
+        fair_tenants: bool = False,
+    ) -> None:
         self.scheduler: Scheduler = make_scheduler(
             num_blocks=num_blocks,
             max_model_len=MAX_MODEL_LEN,
             live=live,
             prefix_caching=prefix_caching,
             prefill_first=prefill_first,
+            fair_tenants=fair_tenants,
         )
         self.prefill_first = prefill_first
         self.num_blocks = num_blocks
@@ -255,6 +264,7 @@ def use_it(use: Use, script: list[tuple[str, object]], depth: int) -> None:
     num_blocks=st.integers(2, 16),
     prefix_caching=st.booleans(),
     prefill_first=st.booleans(),
+    fair_tenants=st.booleans(),
     depth=st.integers(1, 3),
 )
 @settings(max_examples=250)
@@ -264,9 +274,10 @@ def test_any_use_conserves_blocks_keeps_limits_and_gives_everyone_their_own_toke
     num_blocks: int,
     prefix_caching: bool,
     prefill_first: bool,
+    fair_tenants: bool,
     depth: int,
 ) -> None:
-    use_it(Use(num_blocks, live, prefix_caching, prefill_first), script, depth)
+    use_it(Use(num_blocks, live, prefix_caching, prefill_first, fair_tenants), script, depth)
 
 
 @given(
