@@ -41,7 +41,14 @@ ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 # Share of the engine's time that the segment shall take: busy enough to queue in bursts, far from overload.
 LOAD = 0.55
-SPAN_S = (30.0, 45.0)  # of one replay; five trials and four replays then stay well under twelve minutes
+SPAN_S = (
+    30.0,
+    45.0,
+    60.0,
+)  # of one replay: at least, usually at most, at most; nine of them stay under twelve minutes
+MAX_DIVISOR = (
+    3.0  # of the segment's lengths; beyond it too few gaps between tokens are left to speak of their p99
+)
 TARGETS = Slo(ttft_s=3.0, itl_s=0.4)  # of examples/chat.yaml
 # A target below these multiples could not be met by any config: of a decode step, and of the longest prompt alone.
 ITL_STEPS, TTFT_PROMPTS = 5.0, 1.5
@@ -231,16 +238,19 @@ def stream_times(http: httpx.Client, model: str, prompt: list[int], max_tokens: 
 
 
 def sized(segment: Trace, times: StepTimes) -> Trace:
-    """The segment, spread so that it takes LOAD of the engine's time; shortened where SPAN_S does not suffice for that.
+    """The segment, spread so that it takes LOAD of the engine's time, and with shorter requests where that takes too long.
 
     Prompts cost their tokens at the prompt rate; outputs cost a decode step each, shared by about two streams.
     """
     prompt_s = sum(request.prompt_tokens for request in segment.requests) / times.prefill_tokens_per_s
     output_s = sum(request.output_tokens for request in segment.requests) * times.decode_step_s / 2
-    span_s = (prompt_s + output_s) / LOAD
-    if span_s > SPAN_S[1]:
-        segment = segment.scale_lengths(round(span_s / SPAN_S[1] + 0.05, 1))
-    return segment.scale_to_span(min(max(span_s, SPAN_S[0]), SPAN_S[1]))
+    needed_s = (prompt_s + output_s) / LOAD
+    least, usual, most = SPAN_S
+    divisor = min(MAX_DIVISOR, round(needed_s / usual + 0.05, 1))
+    if divisor > 1:
+        segment = segment.scale_lengths(divisor)
+        needed_s /= divisor
+    return segment.scale_to_span(min(max(needed_s, least), most))
 
 
 def fitting_targets(trace: Trace, times: StepTimes) -> Slo:
@@ -303,9 +313,10 @@ def live_config_line(service: Service) -> str:
     )
 
 
-def run_tool(*command: str) -> int:
-    """One of our own commands on this terminal; Ctrl-C reaches it and us."""
-    return subprocess.run([str(BIN / command[0]), *command[1:]], check=False).returncode
+def run_tool(*command: str, quiet: bool = False) -> int:
+    """One of our own commands on this terminal; Ctrl-C reaches it and us. `quiet` keeps what it prints on stdout to itself."""
+    stdout = subprocess.DEVNULL if quiet else None
+    return subprocess.run([str(BIN / command[0]), *command[1:]], stdout=stdout, check=False).returncode
 
 
 if __name__ == "__main__":
