@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import signal
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import fields
 from importlib.metadata import version
@@ -35,24 +37,33 @@ examples:
   curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
        -d '{"model": "model", "prompt": "Once upon a time", "max_tokens": 16}'
 
-turn a knob while it runs (the whole document; it is in force after the current step):
-  curl http://127.0.0.1:8001/admin/live-config
-  curl -X PUT http://127.0.0.1:8001/admin/live-config -d '{"config": {..., "max_num_batched_tokens": 128}}'
-add "lease_s": 60 to try a value: the engine goes back by itself unless the push is repeated.
+turn a knob while it runs (the whole config; in force after the current step):
+  curl -s http://127.0.0.1:8001/admin/live-config > live.json
+  python -c 'import json; c = json.load(open("live.json"))["incumbent"]["config"]
+  c["max_num_batched_tokens"] = 128; json.dump({"config": c}, open("new.json", "w"))'
+  curl -X PUT http://127.0.0.1:8001/admin/live-config -d @new.json
 
-stop it: the first SIGTERM or Ctrl-C finishes what runs (see --drain-timeout), the second stops at once.
-exit codes: 0 drained, 1 the engine could not go on, 2 wrong configuration.
+Add "lease_s": 60 beside "config" to try a value: the engine goes back by itself unless the push is repeated.
+
+Stop it: the first SIGTERM or Ctrl-C finishes what runs (see --drain-timeout), the second stops at once.
+
+Exit codes: 0 drained, 1 the engine could not go on, 2 wrong configuration.
 """
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 _SCALES = {"": 1.0, "s": 1.0, "ms": 0.001, "m": 60.0}
 
 
-class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Texts as they are written, and room for our long flags."""
+class _HelpFormatter(argparse.HelpFormatter):
+    """Paragraphs filled, those with indented lines (examples) as they are written; room for our long flags."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=40, width=118)
+        width = min(118, shutil.get_terminal_size().columns - 2)
+        super().__init__(prog, max_help_position=40 if width > 100 else 30, width=width)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        parts = text.strip().split("\n\n")
+        return "\n\n".join(p if "\n  " in f"\n{p}" else textwrap.fill(p, width) for p in parts)
 
 
 def size_bytes(text: str) -> int:
@@ -81,7 +92,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="trimtab-engine",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_HelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"trimtab-engine {version('trimtab')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -35,6 +36,28 @@ running.
 """
 
 
+_RENDER = """\
+Print the Kubernetes manifests of a service, or with --diff what an edit would do: every changed field, whether it is
+taken live or restarts engines, and why. Needs no cluster and changes nothing.
+
+  trimtab-operator render -f examples/gpu.yaml
+  trimtab-operator render -f chat.yaml --diff chat.old.yaml
+"""
+
+_VALIDATE = """\
+Judge a file by the CRD's schema and rules, as the API server does. All findings come at once, one a line: path, value,
+what is allowed. Exit code 2 when there is one. What is valid but not served yet is said too.
+"""
+
+
+class _Help(argparse.HelpFormatter):
+    """Paragraphs filled to the terminal's width; those with indented lines (examples) as they are written."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        parts = text.strip().split("\n\n")
+        return "\n\n".join(p if "\n  " in f"\n{p}" else textwrap.fill(p, width) for p in parts)
+
+
 def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     """All commands. The options of `run` and `local` are declared only for the one that is the `command`: their parts load
     slowly."""
@@ -42,7 +65,7 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
         prog="trimtab-operator",
         description="Serve language models from InferenceService resources.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Help,
     )
     parser.add_argument("--version", action="version", version=f"trimtab-operator {version('trimtab')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -55,14 +78,17 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
         "local",
         help="serve one InferenceService from a file on this machine",
         description=_LOCAL,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Help,
     )
     if command == "local":
         from trimtab_operator.local.main import add_arguments
 
         add_arguments(local)
     rendering = commands.add_parser(
-        "render", help="show what would be applied, or what a change would restart"
+        "render",
+        help="show what would be applied, or what a change would restart",
+        description=_RENDER,
+        formatter_class=_Help,
     )
     _add_file(rendering)
     rendering.add_argument(
@@ -79,7 +105,12 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     rendering.add_argument(
         "--generation", type=int, default=1, metavar="N", help="number of the live document (%(default)s)"
     )
-    validation = commands.add_parser("validate", help="judge a file by the CRD's schema and rules")
+    validation = commands.add_parser(
+        "validate",
+        help="judge a file by the CRD's schema and rules",
+        description=_VALIDATE,
+        formatter_class=_Help,
+    )
     _add_file(validation)
     validation.add_argument(
         "--old", type=Path, metavar="OLD", help="judge FILE as an update of OLD (rules on what may change)"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
@@ -25,6 +26,14 @@ COMMANDS = {
 }
 DESCRIPTION = "Replay traffic against a served model, measure every token, and tune the running engine for its tail latency."
 EPILOG = "Exit status: 0 done, 1 measured but not as it should be, 2 wrong input, 130 stopped by Ctrl-C."
+
+
+class _Help(argparse.HelpFormatter):
+    """Paragraphs filled to the terminal's width; those with indented lines (examples) as they are written."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        parts = text.strip().split("\n\n")
+        return "\n\n".join(p if "\n  " in f"\n{p}" else textwrap.fill(p, width) for p in parts)
 
 
 class Command(Protocol):
@@ -51,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         subparser = subparsers.add_parser(name, help=summary, add_help=name == chosen)
         if name == chosen:
             loaded = cast("Command", import_module(f"trimtab_tuner.commands.{name}"))
-            subparser.formatter_class = argparse.RawDescriptionHelpFormatter
+            subparser.formatter_class = _Help
             subparser.description = loaded.__doc__
             subparser.usage = "%(prog)s [options]"
             loaded.add_arguments(subparser)

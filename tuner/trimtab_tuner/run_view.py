@@ -10,6 +10,8 @@ from typing import Self, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
 
 from trimtab_engine.core.live import LiveConfig
 from trimtab_tuner import space
@@ -91,6 +93,14 @@ class RunView:
         self._line(label, text)
 
     def _line(self, label: str, text: str) -> None:
+        if self._progress is not None:
+            # A terminal would cut words at its edge; a log's reader wants one line.
+            row = Table.grid()
+            row.add_column(width=2 + LABEL_WIDTH, no_wrap=True)
+            row.add_column()
+            row.add_row(Text(f"  {label}"), Text(text))
+            self._console.print(row, soft_wrap=False)
+            return
         self._console.print(f"  {label:<{LABEL_WIDTH}}{text}", markup=False)
 
 

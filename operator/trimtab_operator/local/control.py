@@ -1,7 +1,7 @@
 """The control port of a local service: the engine's runtime contract, spoken for the whole service.
 
 Served by `main` on the loopback. Same routes, bodies and status codes as an engine's admin port, so that the tuner works
-against either; on top of them `/status`, `/metrics/targets` and the recommendation. What is decided is decided in
+against either; on top of them `/status`, `/metrics/targets`, `/metrics/http-sd` and the recommendation. What is decided is decided in
 `service`; here is only HTTP.
 """
 
@@ -89,6 +89,17 @@ def create_control_app(service: Controlled) -> Starlette:
     async def targets(request: Request) -> Response:
         return JSONResponse(service.metrics_targets())
 
+    async def discovery(request: Request) -> Response:
+        # Prometheus' http_sd_configs: replicas take free ports, and others when they are replaced.
+        hosts = [
+            target.removeprefix("http://").removesuffix("/metrics") for target in service.metrics_targets()
+        ]
+        labels = {"service": str(service.status()["name"])}
+        return JSONResponse([{"targets": hosts, "labels": labels}] if hosts else [])
+
+    async def index(request: Request) -> Response:
+        return JSONResponse({"routes": [f"{method} {path}" for path, _, method in table]})
+
     async def get_live(request: Request) -> Response:
         return JSONResponse(await service.read_back())
 
@@ -117,17 +128,20 @@ def create_control_app(service: Controlled) -> Starlette:
             )
         return JSONResponse(await service.workload(request.query_params.get("since"), int(raw)))
 
+    table: list[tuple[str, Handler, str]] = [
+        ("/", index, "GET"),
+        ("/status", status, "GET"),
+        ("/metrics/targets", targets, "GET"),
+        ("/metrics/http-sd", discovery, "GET"),
+        ("/admin/live-config", get_live, "GET"),
+        ("/admin/live-config", put_live, "PUT"),
+        ("/admin/live-config/candidate", delete_candidate, "DELETE"),
+        ("/admin/recommendation", put_recommendation, "PUT"),
+        ("/admin/recommendation", delete_recommendation, "DELETE"),
+        ("/admin/workload", workload, "GET"),
+    ]
     return Starlette(
-        routes=[
-            Route("/status", guarded(status), methods=["GET"]),
-            Route("/metrics/targets", guarded(targets), methods=["GET"]),
-            Route("/admin/live-config", guarded(get_live), methods=["GET"]),
-            Route("/admin/live-config", guarded(put_live), methods=["PUT"]),
-            Route("/admin/live-config/candidate", guarded(delete_candidate), methods=["DELETE"]),
-            Route("/admin/recommendation", guarded(put_recommendation), methods=["PUT"]),
-            Route("/admin/recommendation", guarded(delete_recommendation), methods=["DELETE"]),
-            Route("/admin/workload", guarded(workload), methods=["GET"]),
-        ]
+        routes=[Route(path, guarded(handler), methods=[method]) for path, handler, method in table]
     )
 
 

@@ -48,6 +48,7 @@ def test_every_field_has_a_flag_that_binds() -> None:
             *(
                 "--prefill-first",
                 "--batch-invariant",
+                "--shed-late",
                 "--num-threads",
                 "3",
                 "--seed",
@@ -135,7 +136,7 @@ def test_what_is_no_size_or_duration_is_refused(text: str) -> None:
 def test_help_teaches_and_version_tells() -> None:
     shown = run("serve", "--help")
     assert shown.returncode == 0
-    for part in ("live config", "operation:", "examples:", "lease_s", "exit codes"):
+    for part in ("live config", "operation:", "examples:", "lease_s", "Exit codes"):
         assert part in shown.stdout
     version = run("--version")
     assert version.returncode == 0

@@ -187,6 +187,10 @@ def test_status_lists_replicas_with_their_metrics(service: LocalOperator) -> Non
     assert status["live"]["applied"] == "2/2"
     assert len(set(pids(status).values())) == 2
     targets = service.control.get("/metrics/targets").json()
+    (group,) = service.control.get("/metrics/http-sd").json()
+    assert [f"http://{host}/metrics" for host in group["targets"]] == targets
+    assert group["labels"] == {"service": service.status()["name"]}
+    assert "GET /metrics/http-sd" in service.control.get("/").json()["routes"]
     assert targets == [f"{replica['url']}/metrics" for replica in status["replicas"]]
     for target in targets:
         assert "trimtab_num_requests_running" in httpx.get(target, trust_env=False).text

@@ -2,6 +2,8 @@
 
 import io
 
+import pytest
+
 from support.study import make_config, make_reading
 from trimtab_tuner.evaluate import Measurement
 from trimtab_tuner.metrics.reading import Unknown
@@ -57,3 +59,19 @@ def test_on_a_terminal_there_is_a_bar_and_the_lines_stay() -> None:
     assert "trial 1 of 5 · incumbent" in stream.getvalue()
     assert "━" in stream.getvalue()
     assert "violated TTFT 1, ITL 7" in stream.getvalue()
+
+
+def test_on_a_narrow_terminal_lines_break_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", "60")
+    stream = Terminal()
+    words = [f"word{n}" for n in range(30)]
+    with RunView(stream) as view:
+        view.note("verdict", " ".join(words))
+    lines = [line.removeprefix("\x1b[2K") for line in stream.getvalue().splitlines() if "word" in line]
+    assert len(lines) > 1
+    assert max(map(len, lines)) <= 60
+    assert " ".join(lines).replace("verdict", "").split() == words
