@@ -57,7 +57,7 @@ def main() -> None:
         fit.observe(features, seconds, disturbed)
     held_out = list(steps(runner, seed=2, limit_s=options.seconds))
     clean = [(features, seconds) for features, seconds, disturbed in held_out if not disturbed]
-    if fit.model is None or len(clean) < MIN_HELD_OUT:
+    if fit.model is None or fit.score.provisional or len(clean) < MIN_HELD_OUT:
         print(
             f"only {fit.score.num_steps} steps to fit and {len(clean)} to score were left alone by the kernel: "
             "other jobs are using the CPU; run this on a quiet machine",

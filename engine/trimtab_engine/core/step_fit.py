@@ -7,7 +7,9 @@ Recursive: what is kept of the past are sums (normal equations), not steps. They
 token axis, with or without prompt rows — and each stratum forgets on its own, after some hundred of *its* steps. So an hour
 of nothing but decodes does not wash out what long prompts cost, and a rare kind of step weighs as much as a common one.
 Robust: errors count relative to the prediction, and beyond twice the usual error in proportion only (Huber's weight). Steps
-during which the kernel took the CPU away measure the neighbours: they are left out of fit and score, and counted.
+during which the kernel took the CPU away measure the neighbours: they are left out of fit and score, and counted. On a machine
+so busy that hardly a step is undisturbed, a provisional model of all steps stands in until CLEAN_STEPS have been learnt from:
+a policy with deadlines is better off with it than with none.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from trimtab_engine.core.step_time import KNOTS, NUM_SLOPES, TERMS, StepFeatures
 MEMORY_STEPS = 250  # of its own kind, after which a step has lost most of its weight
 REFIT_STEPS = 16
 MIN_STEPS = 4  # before there is a model
+CLEAN_STEPS = 64
 ERROR_WINDOW = 512  # held-out errors that quantiles are taken over
 _HUBER = 2.0
 _MIN_ERROR_SCALE = 0.01
@@ -38,6 +41,7 @@ class FitScore:
     num_excluded: int  # left out: involuntary context switches
     error_median: float | None
     error_p95: float | None
+    provisional: bool = False  # too few undisturbed steps yet: `model` is of all steps
 
     @property
     def excluded_share(self) -> float:
@@ -53,6 +57,7 @@ class FitScore:
             "excluded_share": self.excluded_share,
             "error_median": self.error_median,
             "error_p95": self.error_p95,
+            "provisional": self.provisional,
         }
 
 
@@ -84,8 +89,9 @@ class _Stratum:
 class StepTimeFit:
     """`observe` steps, read `model`. Starts from a saved model when one is given, until it has its own steps."""
 
-    def __init__(self, start: StepTimeModel | None = None) -> None:
-        self.model = start
+    def __init__(self, start: StepTimeModel | None = None, provisional: bool = True) -> None:
+        self._clean = start
+        self._of_all = StepTimeFit(provisional=False) if provisional and start is None else None
         self._strata: dict[tuple[int, bool], _Stratum] = {}
         self._errors: deque[float] = deque(maxlen=ERROR_WINDOW)
         self._error_scale = 0.0
@@ -98,9 +104,12 @@ class StepTimeFit:
         if features.tokens <= 0 or seconds <= 0:
             return False
         self._largest_tokens = max(self._largest_tokens, features.tokens)
+        stand_in, news = self._of_all, False
+        if stand_in is not None:
+            news = stand_in.observe(features, seconds, disturbed=False)
         if disturbed:
             self.num_excluded += 1
-            return False
+            return news
         mixed = features.prefill_attention > 0
         stratum = self._strata.setdefault((bisect_left(KNOTS, features.tokens), mixed), _Stratum())
         stratum.add(basis(features), seconds, self._weight(features, seconds, stratum))
@@ -109,8 +118,16 @@ class StepTimeFit:
             self._num_steps % REFIT_STEPS == 0 or self._num_steps < REFIT_STEPS
         ):
             self._refit()
-            return True
-        return False
+            news = True
+        if self._num_steps >= CLEAN_STEPS and stand_in is not None:
+            self._of_all = None
+            news = True
+        return news
+
+    @property
+    def model(self) -> StepTimeModel | None:
+        """The model to schedule by; None before the first."""
+        return self._clean if self._of_all is None else self._of_all.model
 
     @property
     def score(self) -> FitScore:
@@ -121,13 +138,14 @@ class StepTimeFit:
             num_excluded=self.num_excluded,
             error_median=_quantile(errors, 0.5) if errors else None,
             error_p95=_quantile(errors, 0.95) if errors else None,
+            provisional=self._of_all is not None,
         )
 
     def _weight(self, features: StepFeatures, seconds: float, stratum: _Stratum) -> float:
         """1/t², so that errors count relatively, times Huber's weight. Books the error of the model before this step."""
-        if self.model is None:
+        if self._clean is None:
             return 1 / seconds**2
-        predicted = self.model.predict(features)
+        predicted = self._clean.predict(features)
         if predicted > 0:
             self._errors.append(seconds / predicted - 1)
         # A prediction that is far off (a first step of its kind) must not make the step weigh next to all or nothing.
@@ -162,12 +180,12 @@ class StepTimeFit:
         for i in range(size):
             for j in range(i):
                 matrix[j][i] = matrix[i][j]
-        before = self.model.coefficients if self.model is not None else ()
+        before = self._clean.coefficients if self._clean is not None else ()
         start = [index for index, value in enumerate(before) if value > 0]
         errors = sorted(self._errors)
         if errors:
             self._error_scale = _quantile(sorted(abs(error) for error in errors), 0.5)
-        self.model = StepTimeModel(
+        self._clean = StepTimeModel(
             coefficients=tuple(nonnegative_least_squares(matrix, vector, start)),
             error_low=_quantile(errors, 0.05) if errors else 0.0,
             error_high=_quantile(errors, 0.95) if errors else 0.0,

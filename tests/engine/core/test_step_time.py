@@ -184,11 +184,35 @@ def test_disturbed_steps_are_left_out_of_fit_and_score_and_counted() -> None:
         seconds = TRUE.predict(features)
         clean.observe(features, seconds, disturbed=False)
         disturbed.observe(features, seconds, disturbed=False)
-        assert not disturbed.observe(features, 50 * seconds, disturbed=True)
+        disturbed.observe(features, 50 * seconds, disturbed=True)
     assert clean.model is not None
     assert disturbed.model == clean.model
     assert (disturbed.score.error_median, disturbed.score.num_steps) == (clean.score.error_median, 400)
     assert (disturbed.score.num_excluded, disturbed.score.excluded_share) == (400, 0.5)
+    assert not disturbed.observe(StepFeatures(9, 9, 9, 0.0), 5.0, disturbed=True)
+
+
+def test_where_hardly_a_step_is_undisturbed_a_model_of_all_steps_stands_in_until_there_are_enough() -> None:
+    fit, random = StepTimeFit(), Random(10)
+    for _ in range(200):
+        features = random_features(random)
+        fit.observe(features, 2 * TRUE.predict(features), disturbed=True)
+    decode = StepFeatures(8, 8, 2000, 0.0)
+    assert fit.model is not None
+    assert fit.model.predict(decode) == pytest.approx(2 * TRUE.predict(decode), rel=0.05)
+    score = fit.score
+    assert (score.provisional, score.num_steps, score.excluded_share, score.error_median) == (
+        True,
+        0,
+        1.0,
+        None,
+    )
+    for number in range(64):
+        features = random_features(random)
+        new = fit.observe(features, TRUE.predict(features), disturbed=False)
+        assert fit.score.provisional == (number < 63)
+    assert new
+    assert fit.model.predict(decode) == pytest.approx(TRUE.predict(decode), rel=0.05)
 
 
 def test_one_step_in_twenty_ten_times_too_slow_does_not_move_the_model() -> None:
