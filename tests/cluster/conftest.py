@@ -17,7 +17,7 @@ from _pytest.capture import CaptureManager
 
 from support.cluster import binaries, host_tools, namespace
 from support.cluster.binaries import Unavailable
-from support.cluster.cluster import Cluster, existing, start
+from support.cluster.cluster import Cluster, NodeOptions, existing, start
 from support.cluster.kubectl import Kubectl
 
 _HERE = Path(__file__).parent
@@ -65,11 +65,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Cluster]:
     """A cluster of ours, with nodes node-a and node-b of two GPUs each. Its nodes and programs may be broken, if mended."""
     if existing() is not None:
         pytest.skip("this test breaks parts of a cluster, and so needs one of its own, not an existing one")
-    with start(tmp_path_factory.mktemp("cluster")) as running:
+    content = ("--content", str(tiny_model))  # every image holds it
+    nodes = [NodeOptions(name, arguments=content) for name in ("node-a", "node-b")]
+    with start(tmp_path_factory.mktemp("cluster"), nodes) as running:
         yield running
 
 

@@ -40,6 +40,7 @@ def main() -> int:
         sub = commands.add_parser(name)
         sub.add_argument("--nodes", type=int, default=2)
         sub.add_argument("--gpus", type=int, default=2, help="of each node")
+        sub.add_argument("--no-operator", action="store_true", help="the bare cluster")
         sub.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
         if name != "up":
             sub.add_argument("argv", nargs=argparse.REMAINDER)

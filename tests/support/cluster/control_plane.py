@@ -181,6 +181,7 @@ class ControlPlane:
                 [
                     *(str(self._binaries / "kube-proxy"), kubeconfig, f"--hostname-override={PROXY_NODE}"),
                     *("--proxy-mode=iptables", f"--cluster-cidr={POD_CIDR}", "--bind-address=127.0.0.1"),
+                    "--iptables-min-sync-period=200ms",
                     # conntrack's sysctls are read-only in a network namespace.
                     *("--conntrack-max-per-core=0", "--conntrack-min=0"),
                     *("--conntrack-tcp-timeout-established=0s", "--conntrack-tcp-timeout-close-wait=0s"),

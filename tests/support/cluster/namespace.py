@@ -118,7 +118,11 @@ def prepare() -> None:
     _run("mount", "-t", "tmpfs", "none", "/run")  # `ip netns` keeps its names below it
     _run("ip", "link", "set", "lo", "up")
     _run("ip", "address", "add", f"{NODE_IP}/32", "dev", "lo")
-    _run("ip", "route", "add", SERVICE_CIDR, "dev", "lo", "src", NODE_IP)
+    # Not by lo: a Service without endpoints would then be silent, since the kernel drops the refusal that iptables sends.
+    _run("ip", "link", "add", "service0", "type", "veth", "peer", "name", "service1")
+    for end in ("service0", "service1"):
+        _run("ip", "link", "set", end, "up")
+    _run("ip", "route", "add", SERVICE_CIDR, "dev", "service0", "src", NODE_IP)
     _run("ip", "route", "add", "local", FAKE_POD_CIDR, "dev", "lo")
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
 

@@ -158,7 +158,7 @@ class Container:
         self.started.clear()
         self.state.terminated = {
             "exitCode": code,
-            "reason": "Completed" if code == 0 else "Error",
+            "reason": "StartError" if process.start_failure else "Error" if code else "Completed",
             "startedAt": begun.get("startedAt"),
             "finishedAt": now(),
             "containerID": self.state.process,

@@ -32,11 +32,15 @@ def main() -> None:
     with open(path) as file:
         spec = json.load(file)
     os.unlink(path)  # it holds the environment, and so perhaps secrets
+    _libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL)
+    os.set_inheritable(spec["told_fd"], False)
     try:
         enter(spec)
         os.execvpe(spec["argv"][0], spec["argv"], spec["environment"])
     except OSError as error:
-        print(f"cannot start {spec['argv'][0]}: {error}", file=sys.stderr)
+        text = f"cannot start {spec['argv'][0]}: {error}"
+        print(text, file=sys.stderr, flush=True)
+        os.write(spec["told_fd"], text.encode())
         os._exit(128)
 
 
@@ -53,9 +57,9 @@ def enter(spec: dict[str, Any]) -> None:
     _mount("overlay", root, "overlay", 0, options)
     _mount_host_parts(root)
     for source, target, read_only in spec["binds"]:
-        _bind(source, root + target, read_only)
+        _bind(source, _within(root, target), read_only)
     for target in spec["keep_visible"]:  # programs that a volume would cover
-        _bind(target, root + target, read_only=True)
+        _bind(target, _within(root, target), read_only=True)
     if spec["read_only_root"]:
         _mount("", root, "", _MS_REMOUNT | _MS_BIND | _MS_RDONLY, "")
     os.chroot(root)
@@ -64,7 +68,7 @@ def enter(spec: dict[str, Any]) -> None:
         _become(spec)
     if spec["no_new_privileges"]:
         _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
-    _libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL)  # last: a change of user clears it
+    _libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL)  # again: a change of user clears it
 
 
 def _mount_host_parts(root: str) -> None:
@@ -91,6 +95,25 @@ def _mount_host_parts(root: str) -> None:
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         os.symlink(f"/proc/self/fd/{number}", f"{root}/dev/{name}")
     os.symlink("/proc/self/fd", root + "/dev/fd")
+
+
+def _within(root: str, path: str) -> str:
+    """`path` as the container sees it, as a path of the host: links (/var/run, say) lead to places below `root`."""
+    parts, done = path.split("/"), root
+    for _ in range(255):
+        if not parts:
+            return done
+        part = parts.pop(0)
+        if part in ("", "."):
+            continue
+        step = os.path.join(done, part)
+        if os.path.islink(step):
+            link = os.readlink(step)
+            done = root if link.startswith("/") else done
+            parts = link.split("/") + parts
+        else:
+            done = os.path.dirname(done) if part == ".." and done != root else step
+    raise OSError(f"too many links in {path}")
 
 
 def _bind(source: str, target: str, read_only: bool) -> None:

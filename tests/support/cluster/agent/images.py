@@ -7,7 +7,7 @@ be pulled, as in a cluster. `trimtab-engine` in a pod is then the console script
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,9 +46,9 @@ def find(image: str, table: Mapping[str, Image]) -> Image:
     return table[name]
 
 
-def content_paths() -> list[str]:
-    """Folders that the images' programs need wherever they run: the checkout, the environment and what it points to."""
-    candidates = {_CHECKOUT, Path(sys.prefix), Path(sys.base_prefix)}
+def content_paths(further: Iterable[Path] = ()) -> list[str]:
+    """Folders that images hold: the checkout, the environment and what it points to, and `further` ones (models, say)."""
+    candidates = {_CHECKOUT, Path(sys.prefix), Path(sys.base_prefix), *further}
     candidates |= {Path(entry) for entry in sys.path if entry.endswith("site-packages")}
     chosen: list[Path] = []
     for path in sorted(path.resolve() for path in candidates):

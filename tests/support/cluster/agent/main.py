@@ -18,7 +18,7 @@ from pathlib import Path
 from support.cluster.agent import node
 from support.cluster.agent.api import Api
 from support.cluster.agent.devices import Devices
-from support.cluster.agent.images import Image, default_table
+from support.cluster.agent.images import Image, content_paths, default_table
 from support.cluster.agent.log_server import serve
 from support.cluster.agent.network import Addresses
 from support.cluster.agent.pod import Node
@@ -46,6 +46,9 @@ def main() -> None:
     parser.add_argument("--pods", type=int, default=110)
     parser.add_argument(
         "--image", action="append", default=[], help="NAME=JSON list: a further image and its command"
+    )
+    parser.add_argument(
+        "--content", type=Path, action="append", default=[], help="a folder that every image holds"
     )
     parser.add_argument("--backoff-s", type=float, default=10.0)
     parser.add_argument("--volume-sync-s", type=float, default=1.0)
@@ -81,6 +84,7 @@ async def run(options: argparse.Namespace) -> None:
             address=NODE_IP,
             api=api,
             images=default_table() | further,
+            content=content_paths(options.content),
             devices=Devices(options.gpus),
             addresses=Addresses(f"10.244.{options.index}"),
             folder=options.folder / options.name,

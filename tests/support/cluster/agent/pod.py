@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +40,7 @@ class Node:
     address: str
     api: Api
     images: Mapping[str, Image]
+    content: Sequence[str]  # folders that every image holds
     devices: Devices
     addresses: Addresses
     folder: Path  # pods' file systems, on a tmpfs
@@ -288,6 +289,7 @@ class Pod:
             self._network,
             self._pod["spec"].get("hostname", self._pod["metadata"]["name"]),
             container.get("workingDir", "/"),
+            self._node.content,
         )
 
     def _wanted_gpus(self) -> int:

@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from support.cluster.agent.images import content_paths
 from support.cluster.agent.network import PodNetwork
 
 _ENTER = Path(__file__).with_name("enter.py")
@@ -54,6 +53,7 @@ class Spec:
     working_directory: str
     hostname: str
     network_namespace: str
+    told_fd: int  # closed by the exec, after a message when that fails
     root: str
     upper: str
     work: str
@@ -72,12 +72,18 @@ class ContainerProcess:
     """One run of a container."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, folder: Path, user: User, environment: Mapping[str, str]
+        self,
+        process: asyncio.subprocess.Process,
+        folder: Path,
+        user: User,
+        environment: Mapping[str, str],
+        failure: str,
     ) -> None:
         self._process = process
         self._folder = folder
         self._user = user
         self._environment = environment
+        self.start_failure = failure  # why its program could not be started; empty when it was
 
     @classmethod
     async def start(
@@ -91,25 +97,31 @@ class ContainerProcess:
         network: PodNetwork,
         hostname: str,
         working_directory: str,
+        content: Sequence[str],
     ) -> ContainerProcess:
-        """folder: of this container alone, emptied first; its root file system and termination message live there."""
+        """folder: of this container alone, emptied first; its root file system and termination message live there.
+
+        content: folders of the host that every image holds, to be seen whatever is mounted over them.
+        """
         shutil.rmtree(folder, ignore_errors=True)
         for name in ("upper", "work", "root"):
             (folder / name).mkdir(parents=True)
-        _open_ways(folder / "upper")
+        _open_ways(folder / "upper", content)
         _write_hosts(folder / "upper", hostname, network.ip)
         message = folder / "message"
         message.touch()
         message.chmod(0o666)
         binds = [(m.source, m.target, m.read_only) for m in sorted(mounts, key=lambda mount: mount.target)]
-        targets = [mount.target.rstrip("/") + "/" for mount in mounts]
-        keep = [p for p in content_paths() if any((p + "/").startswith(target) for target in targets)]
+        covered = (*(mount.target.rstrip("/") + "/" for mount in mounts), "/dev/", "/run/")
+        keep = [path for path in content if f"{path}/".startswith(covered)]
+        told, tell = os.pipe()
         spec = Spec(
             argv=argv,
             environment=environment,
             working_directory=working_directory,
             hostname=hostname,
             network_namespace=str(network.path),
+            told_fd=tell,
             root=str(folder / "root"),
             upper=str(folder / "upper"),
             work=str(folder / "work"),
@@ -124,14 +136,20 @@ class ContainerProcess:
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("wb") as log:
             process = await asyncio.create_subprocess_exec(
-                *("setpriv", "--pdeathsig", "KILL", sys.executable, "-I", "-S", str(_ENTER), str(spec_path)),
+                *(sys.executable, "-I", "-S", str(_ENTER), str(spec_path)),
+                pass_fds=(tell,),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
                 env={"PATH": os.environ["PATH"]},
             )
-        return cls(process, folder, user, environment)
+        os.close(tell)
+        try:
+            failure = await asyncio.to_thread(os.read, told, _MESSAGE_BYTES)
+        finally:
+            os.close(told)
+        return cls(process, folder, user, environment, failure.decode(errors="replace"))
 
     @property
     def pid(self) -> int:
@@ -213,9 +231,9 @@ def _is_real_root() -> bool:
     return Path("/proc/self/uid_map").read_text().split()[2] != "1"
 
 
-def _open_ways(upper: Path) -> None:
+def _open_ways(upper: Path, content: Sequence[str]) -> None:
     """Let every user of the container reach the images' content, though it may lie in someone's home."""
-    for path in content_paths():
+    for path in content:
         for folder in reversed([Path(path), *Path(path).parents]):
             mode = folder.stat().st_mode & 0o7777
             if not mode & 0o001:

@@ -1,0 +1,84 @@
+"""Our CRDs on a real API server: they are taken, they refuse, they explain themselves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from support.cluster.kubectl import Kubectl, KubectlError
+
+ROOT = Path(__file__).resolve().parents[2]
+Json = dict[str, Any]
+
+
+@pytest.fixture
+def with_crds(kubectl: Kubectl) -> Kubectl:
+    """kubectl on a cluster that serves both kinds."""
+    kubectl("apply", "--server-side", "-f", str(ROOT / "crds" / "inferenceservice.yaml"))
+    kubectl("apply", "--server-side", "-f", str(ROOT / "crds" / "tuningrun.yaml"))
+    kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+    return kubectl
+
+
+def chat(**engine: object) -> Json:
+    """A service as a person writes it."""
+    return {
+        "apiVersion": "serving.trimtab.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": "chat"},
+        "spec": {"model": {"uri": "hf://org/model"}, "engine": dict(engine)},
+    }
+
+
+def test_every_crd_is_accepted_and_not_flagged_as_unstructural(with_crds: Kubectl) -> None:
+    ours = [c for c in with_crds.items("crds") if c["spec"]["group"] == "serving.trimtab.dev"]
+    assert len(ours) == 2
+    for crd in ours:
+        conditions = {c["type"]: c["status"] for c in crd["status"]["conditions"]}
+        assert conditions.get("NonStructuralSchema", "False") == "False"
+        assert conditions["NamesAccepted"] == "True"
+
+
+def test_every_example_is_taken(with_crds: Kubectl) -> None:
+    for path in sorted((ROOT / "examples").glob("*.yaml")):
+        documents = [
+            d for d in yaml.safe_load_all(path.read_text()) if d and "serving.trimtab.dev" in d["apiVersion"]
+        ]
+        assert documents
+        with_crds.apply(*documents, options=("--dry-run=server", "--validate=strict"))
+
+
+def test_a_rule_refuses_with_its_own_message_and_changes_nothing(with_crds: Kubectl) -> None:
+    with_crds.apply(chat(maxNumBatchedTokens=2048, ceilings={"maxNumBatchedTokens": 4096}))
+    with pytest.raises(
+        KubectlError, match=r"maxNumBatchedTokens must not exceed ceilings\.maxNumBatchedTokens"
+    ):
+        with_crds.apply(chat(maxNumBatchedTokens=8192, ceilings={"maxNumBatchedTokens": 4096}))
+    assert with_crds.get("infsvc", "chat")["spec"]["engine"]["maxNumBatchedTokens"] == 2048
+
+
+def test_a_service_scales_by_kubectl(with_crds: Kubectl) -> None:
+    with_crds.apply(chat())
+    with_crds("scale", "infsvc/chat", "--replicas=3")
+    assert with_crds.get("infsvc", "chat")["spec"]["replicas"] == 3
+
+
+def test_status_is_a_subresource(with_crds: Kubectl) -> None:
+    with_crds.apply(chat())
+    patch = json.dumps({"status": {"readyReplicas": 7}})
+    with_crds("patch", "infsvc", "chat", "--type=merge", "-p", patch)
+    assert "readyReplicas" not in with_crds.get("infsvc", "chat").get("status", {})
+    with_crds("patch", "infsvc", "chat", "--type=merge", "--subresource=status", "-p", patch)
+    assert with_crds.get("infsvc", "chat")["status"]["readyReplicas"] == 7
+
+
+@pytest.mark.parametrize("path", ["infsvc.spec.engine", "infsvc.spec.tuning", "trun.spec", "infsvc.status"])
+def test_kubectl_explains_every_field(with_crds: Kubectl, path: str) -> None:
+    lines = with_crds("explain", path).split("FIELDS:")[1].splitlines()
+    fields = [line.split("\t")[0].strip() for line in lines if line.startswith("  ") and line[2:3].isalpha()]
+    assert len(fields) >= 3
+    assert "<no description>" not in "\n".join(lines)
