@@ -28,7 +28,9 @@ class ConfigError(TrimtabError):
     """
 
     def __init__(self, path: str, value: object, allowed: str) -> None:
-        super().__init__(f"{path}: {value!r} is not allowed; {allowed}")
+        super().__init__(
+            f"{path}: missing; {allowed}" if value is None else f"{path}: {value!r} is not allowed; {allowed}"
+        )
         self.path = path
         self.value = value
         self.allowed = allowed

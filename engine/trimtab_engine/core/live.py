@@ -82,7 +82,7 @@ class LiveConfig:
             if key not in known:
                 raise ConfigError(f"{path}.{key}", data[key], f"known fields are {', '.join(sorted(known))}")
         for key in sorted(known - set(data)):
-            raise ConfigError(f"{path}.{key}", None, "the whole document is required; this field is missing")
+            raise ConfigError(f"{path}.{key}", None, "the whole document is required")
         policy = data["scheduling_policy"]
         if policy not in POLICIES:
             raise ConfigError(f"{path}.scheduling_policy", policy, f"one of {', '.join(POLICIES)}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import subprocess
@@ -48,6 +49,8 @@ from trimtab_engine.server.lifecycle import Lifecycle, Phase
 
 if TYPE_CHECKING:
     from trimtab_engine.server.metrics.ledger import RequestRecord
+
+logger = logging.getLogger(__name__)
 
 _EXIT_WAIT_S = 2.0  # between end of file and the exit code
 
@@ -336,6 +339,8 @@ class EngineClient:
                 if answer is not None and not answer.done():
                     answer.set_result(message)
             case Loading(stage=stage, fraction=fraction):
+                if stage != self.lifecycle.stage:
+                    logger.info("loading", extra={"stage": stage})  # a minute of silence looks like a hang
                 self.lifecycle.progress(stage, fraction)
             case Ready():
                 self._info = EngineInfo(

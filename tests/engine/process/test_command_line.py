@@ -49,6 +49,7 @@ def test_every_field_has_a_flag_that_binds() -> None:
                 "--prefill-first",
                 "--batch-invariant",
                 "--shed-late",
+                "--fair-tenants",
                 "--num-threads",
                 "3",
                 "--seed",
@@ -149,6 +150,12 @@ def test_a_bad_flag_ends_with_code_2_and_one_line(tmp_path: Path) -> None:
     assert ended.stderr == (
         "trimtab-engine: --max-num-batched-tokens: 9000 is not allowed; an integer from 1 to 8192\n"
     )
+
+
+def test_what_is_missing_is_not_called_none(tmp_path: Path) -> None:
+    ended = run("serve", str(tmp_path), "--admin-public-key", str(tmp_path / "a.pem"))
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("trimtab-engine: --admin-audience: missing; a name of this engine")
 
 
 def test_an_unknown_model_path_ends_with_code_1_and_names_it() -> None:
