@@ -323,6 +323,13 @@ def _add_operation(serve: argparse.ArgumentParser) -> None:
         help="work without a finished step before /health says no (%(default)s)",
     )
     group.add_argument(
+        "--client-stall-timeout",
+        type=duration_s,
+        default=30.0,
+        metavar="SECONDS",
+        help="how long the reader of a stream may take nothing before its request ends (%(default)s)",
+    )
+    group.add_argument(
         "--port-file",
         type=Path,
         metavar="FILE",
@@ -363,6 +370,7 @@ def configuration(
         drain_timeout_s=arguments.drain_timeout,
         leaving_time_s=arguments.leaving_time,
         stall_timeout_s=arguments.stall_timeout,
+        client_stall_timeout_s=arguments.client_stall_timeout,
         api_keys=arguments.api_keys,
         admin_public_key=arguments.admin_public_key,
         admin_audience=arguments.admin_audience,

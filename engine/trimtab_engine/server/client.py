@@ -217,12 +217,13 @@ class EngineClient:
 
         Slots are what the engine runs at once: max_num_seqs, or what runs now when more are known to wait (for memory).
         """
+        if not self.lifecycle.loaded:
+            raise self.death or NotReady("the model is still loading", retry_after_s=2)
+        # Before death: a drain ends the engine, and who comes then shall go elsewhere, not see a failure.
+        if not self.lifecycle.takes_requests and self.lifecycle.phase is not Phase.DEAD:
+            raise Draining("the server is shutting down; try another replica", retry_after_s=1)
         if self.death is not None:
             raise self.death
-        if not self.lifecycle.loaded:
-            raise NotReady("the model is still loading", retry_after_s=2)
-        if not self.lifecycle.takes_requests:
-            raise Draining("the server is shutting down; try another replica", retry_after_s=1)
         slots = self.max_num_seqs
         if self.last_stats is not None and self.last_stats.num_waiting > 0:
             slots = min(slots, self.last_stats.num_running)

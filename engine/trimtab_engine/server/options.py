@@ -28,6 +28,7 @@ class ServerOptions:
     leaving_time_s: float = 0.0  # how long "leaving" lasts after SIGTERM before new requests are refused
     shed_late: bool = False  # streams wait for their first token, as they may still be refused
     stall_timeout_s: float = 120.0
+    client_stall_timeout_s: float = 30.0  # a reader of a stream that takes nothing for so long has left
     api_keys: Path | None = None  # JSON or YAML mapping of name to key
     admin_public_key: Path | None = None  # PEM, one or several Ed25519 public keys
     admin_audience: str | None = None
@@ -47,8 +48,12 @@ class ServerOptions:
         ):
             if not 0 <= value <= 86_400:
                 raise ConfigError(path, value, "seconds from 0 to 86400")
-        if not 0.1 <= self.stall_timeout_s <= 86_400:
-            raise ConfigError("--stall-timeout", self.stall_timeout_s, "seconds from 0.1 to 86400")
+        for path, value in (
+            ("--stall-timeout", self.stall_timeout_s),
+            ("--client-stall-timeout", self.client_stall_timeout_s),
+        ):
+            if not 0.1 <= value <= 86_400:
+                raise ConfigError(path, value, "seconds from 0.1 to 86400")
         if self.admin_public_key is None and not is_loopback(self.admin_host):
             raise ConfigError(
                 "--admin-host",

@@ -16,7 +16,7 @@ import pytest
 from support.tiny_models import tiny_tokenizer
 from trimtab_engine.core.live import LiveConfig, Slo
 from trimtab_engine.core.request import SamplingParams
-from trimtab_engine.errors import EngineDead
+from trimtab_engine.errors import Draining, EngineDead
 from trimtab_engine.messages import StepOutput, StepStats, Token
 from trimtab_engine.server.client import EngineClient
 from trimtab_engine.server.lifecycle import Lifecycle, Phase
@@ -209,10 +209,20 @@ async def never() -> Any:
 class Wire:
     """The socket's side of one streamed reply."""
 
-    def __init__(self, choices: list[Choice]) -> None:
+    def __init__(self, choices: list[Choice], *, stall_timeout_s: float = 30.0) -> None:
         self.sent: list[Any] = []
+        self.room = asyncio.Event()  # the client reads, so sends go through
+        self.room.set()
         self.gone = asyncio.Event()
-        app = EventStream(choices, shape(), 1, include_usage=False, continuous_usage=False, headers={})
+        app = EventStream(
+            choices,
+            shape(),
+            1,
+            include_usage=False,
+            continuous_usage=False,
+            headers={},
+            stall_timeout_s=stall_timeout_s,
+        )
 
         async def receive() -> Any:
             await self.gone.wait()
@@ -220,6 +230,7 @@ class Wire:
 
         async def send(message: Any) -> None:
             self.sent.append(message)
+            await self.room.wait()
 
         self.task = asyncio.create_task(app({"type": "http"}, receive, send))
 
@@ -297,6 +308,51 @@ def test_a_client_that_leaves_in_mid_stream_ends_all_choices() -> None:
         await wire.task
         assert bench.client.num_open == 0
         assert bench.ledger.finished_total["default", "client_abort"] == 2
+
+    run(scene)
+
+
+def test_a_client_that_stops_reading_ends_all_choices_in_time() -> None:
+    async def scene(bench: Bench) -> None:
+        choices = bench.start(n=2)
+        wire = Wire(choices, stall_timeout_s=0.05)
+        bench.tell(token(choices[0], ids_of("a")[0]))
+        await until(lambda: len(wire.frames) == 3)
+        await asyncio.sleep(0.1)  # nothing to send is no stall
+        assert not wire.task.done()
+        wire.room.clear()
+        bench.tell(token(choices[1], ids_of("b")[0]))
+        await wire.task
+        assert bench.client.num_open == 0
+        assert bench.ledger.num_open == 0
+        assert bench.ledger.longest_token_gap_s() == 0.0
+        assert bench.ledger.finished_total["default", "client_abort"] == 2
+
+    run(scene)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_fault_of_ours_in_one_choice_ends_the_reply_and_never_hangs(n: int) -> None:
+    async def scene(bench: Bench) -> None:
+        choices = bench.start(n=n)
+        wire = Wire(choices)
+        bench.tell(Token(choices[-1].record.request_id, -1))  # no such token: the detokenizer trips over it
+        with pytest.raises(OverflowError):
+            await wire.task
+        assert bench.client.num_open == 0
+        assert bench.ledger.finished_total["default", "server_abort"] == n
+
+    run(scene)
+
+
+def test_who_comes_after_a_drain_has_ended_the_engine_is_sent_elsewhere() -> None:
+    async def scene(bench: Bench) -> None:
+        bench.client.lifecycle.advance(Phase.REFUSING)
+        bench.client.death = EngineDead("the engine process ended with exit code 0")
+        with pytest.raises(Draining):
+            bench.start()
+        assert bench.ledger.rejections_total["draining"] == 1
+        assert bench.ledger.num_open == 0
 
     run(scene)
 

@@ -65,6 +65,7 @@ def test_every_field_has_a_flag_that_binds() -> None:
             *("--drain-timeout", "6", "--leaving-time", "7", "--stall-timeout", "8", "--api-keys", "k"),
             *("--admin-public-key", "a", "--admin-audience", "me", "--trusted-class-header", "X-Class"),
             *("--trusted-tenant-header", "X-Tenant", "--log-format", "json", "--served-model-name", "name"),
+            *("--client-stall-timeout", "9", "--fair-tenants"),
         )
     )
     engine_defaults, server_defaults = EngineConfig(model=""), ServerOptions(served_model_name="")
@@ -105,6 +106,7 @@ def test_a_lowered_ceiling_lowers_the_defaults_with_it() -> None:
         (["--admin-host", "0.0.0.0"], "--admin-host", "a loopback address, unless --admin-public-key"),
         (["--admin-public-key", "k.pem"], "--admin-audience", "when --admin-public-key is given"),
         (["--stall-timeout", "0"], "--stall-timeout", "seconds from 0.1"),
+        (["--client-stall-timeout", "0"], "--client-stall-timeout", "seconds from 0.1"),
     ],
 )
 def test_a_value_out_of_range_names_its_flag(flags: list[str], path: str, allowed: str) -> None:

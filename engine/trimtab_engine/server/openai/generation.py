@@ -246,26 +246,24 @@ async def merged(choices: Sequence[Choice]) -> AsyncGenerator[tuple[Choice, Delt
         async for delta in choices[0].deltas():
             yield choices[0], delta
         return
-    queue: asyncio.Queue[tuple[Choice, Delta] | BaseException | None] = asyncio.Queue()
+    queue: asyncio.Queue[tuple[Choice, Delta] | asyncio.Task[None]] = asyncio.Queue()
 
     async def pump(choice: Choice) -> None:
-        try:
-            async for delta in choice.deltas():
-                queue.put_nowait((choice, delta))
-        except (GenerationFailed, EngineDead, Shed) as error:
-            queue.put_nowait(error)
-        else:
-            queue.put_nowait(None)
+        async for delta in choice.deltas():
+            queue.put_nowait((choice, delta))
 
     tasks = [asyncio.create_task(pump(choice)) for choice in choices]
+    for task in tasks:
+        task.add_done_callback(
+            queue.put_nowait
+        )  # behind its last delta; however it ended, somebody must hear of it
     try:
         open_choices = len(tasks)
         while open_choices:
             item = await queue.get()
-            if item is None:
+            if isinstance(item, asyncio.Task):
+                item.result()  # raises what ended it
                 open_choices -= 1
-            elif isinstance(item, BaseException):
-                raise item
             else:
                 yield item
     finally:

@@ -136,6 +136,7 @@ def build_router(state: AppState) -> APIRouter:
             include_usage=bool(options and options.include_usage),
             continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
             headers=headers,
+            stall_timeout_s=state.options.client_stall_timeout_s,
             hold_status=state.options.shed_late,
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -54,19 +55,24 @@ async def _disconnect(receive: Receive) -> None:
         pass
 
 
-async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Result of `work`; raises ClientGone (and cancels the work) when the client leaves first."""
+async def unless_disconnected(
+    receive: Receive, work: Coroutine[Any, Any, ResultT], stalled: Coroutine[Any, Any, None] | None = None
+) -> ResultT:
+    """Result of `work`; raises ClientGone (and cancels the work) when the client leaves first.
+
+    `stalled` returns when the client is as good as gone.
+    """
     task = asyncio.create_task(work)
-    watcher = asyncio.create_task(_disconnect(receive))
+    watchers = [asyncio.create_task(watch) for watch in (_disconnect(receive), stalled) if watch is not None]
     try:
-        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, *watchers}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise ClientGone
         return task.result()
     finally:
-        for waiting in (task, watcher):
+        for waiting in (task, *watchers):
             waiting.cancel()
-        await asyncio.gather(task, watcher, return_exceptions=True)
+        await asyncio.gather(task, *watchers, return_exceptions=True)
 
 
 async def buffered(
@@ -97,6 +103,8 @@ async def _collect(choices: Sequence[Choice]) -> None:
 class EventStream(Response):
     """A streamed reply. The status line goes out at once; whatever fails after it is an error frame before [DONE].
 
+    A client that takes no byte for `stall_timeout_s` counts as gone: else its request would stay open for ever, and its
+    gap would be the longest one.
     With `hold_status` it waits for the first token: a request that is shed must still become a 503.
     """
 
@@ -111,6 +119,7 @@ class EventStream(Response):
         include_usage: bool,
         continuous_usage: bool,
         headers: dict[str, str],
+        stall_timeout_s: float,
         hold_status: bool = False,
     ) -> None:
         # No proxy may collect what is meant to flow.
@@ -121,7 +130,9 @@ class EventStream(Response):
         self._n = n
         self._include_usage = include_usage
         self._continuous_usage = continuous_usage
+        self._stall_timeout_s = stall_timeout_s
         self._hold_status = hold_status
+        self._sending_since_s: float | None = None  # the socket has been full since then
         self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -131,7 +142,7 @@ class EventStream(Response):
             # Nobody is left to hear of it when the client has gone.
             with contextlib.suppress(ClientGone):
                 try:
-                    await unless_disconnected(receive, self._send_all(send))
+                    await unless_disconnected(receive, self._send_all(send), self._stalled())
                 except Shed as shed:
                     reason = "error"
                     await error_response(shed)(scope, receive, send)
@@ -162,7 +173,15 @@ class EventStream(Response):
         else:
             if self._include_usage:
                 end = _sse({**self._shape.closing(), "usage": usage(self._choices, self._n)})
-        await send({"type": "http.response.body", "body": end + _DONE, "more_body": False})
+        await self._send(send, end + _DONE, more=False)
+
+    async def _stalled(self) -> None:
+        """Return once the client has taken nothing for too long."""
+        while True:
+            await asyncio.sleep(self._stall_timeout_s / 4)
+            since_s = self._sending_since_s
+            if since_s is not None and time.monotonic() - since_s >= self._stall_timeout_s:
+                return
 
     async def _begin(self, send: Send) -> None:
         """Send the status line and the opening chunks, once."""
@@ -180,9 +199,10 @@ class EventStream(Response):
             chunk = {**chunk, "usage": None}
         return _sse(chunk)
 
-    @staticmethod
-    async def _send(send: Send, body: bytes) -> None:
-        await send({"type": "http.response.body", "body": body, "more_body": True})
+    async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:
+        self._sending_since_s = time.monotonic()
+        await send({"type": "http.response.body", "body": body, "more_body": more})
+        self._sending_since_s = None
 
 
 def _sse(payload: object) -> bytes:
