@@ -11,6 +11,7 @@ import pytest
 from support.cluster.cluster import Cluster, is_ready
 from support.cluster.kubectl import Kubectl
 from support.cluster.manifests import HTTP_SERVER, deployment, pod, service
+from support.cluster.reach import get
 from support.engine_server import wait_until
 
 Json = dict[str, Any]
@@ -21,14 +22,6 @@ def address(kubectl: Kubectl, name: str) -> str:
     """http URL of a Service's cluster IP."""
     spec = kubectl.get("service", name)["spec"]
     return f"http://{spec['clusterIP']}:{spec['ports'][0]['port']}"
-
-
-def get(url: str) -> httpx.Response | None:
-    """GET; None while kube-proxy has not heard of the endpoints yet."""
-    try:
-        return httpx.get(url, timeout=10)
-    except httpx.ConnectError:
-        return None
 
 
 def test_requests_to_a_cluster_ip_are_spread_over_ready_pods(kubectl: Kubectl) -> None:
