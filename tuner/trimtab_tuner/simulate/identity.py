@@ -25,10 +25,6 @@ from .fleet import Delays, Fleet
 from .replica import Replica
 from .tokens import SyntheticTokens
 
-# A step that begins this soon after a commit follows it: the pause between (sending, reading messages) belongs to the step
-# before, as a simulated step begins when the one before ends. Later ones found the engine idle.
-ADJACENT_S = 0.005
-
 
 @dataclass(frozen=True, slots=True)
 class Identity:
@@ -46,7 +42,7 @@ class RecordedStep:
     features: StepFeatures
     begin_s: float  # schedule() was called
     end_s: float  # commit() was called
-    duration_s: float  # until the next step began, when that followed at once, else until the commit
+    duration_s: float  # until the next step began, when anything was left to do, else until the commit
 
 
 class _Recorded:
@@ -131,7 +127,9 @@ class _Batches:
         self.rows: list[list[tuple[str, int, int]]] = []
         self._scheduler = scheduler
         self._entries = entries
-        self._durations = _durations([(entry.now, entry.committed) for entry in entries])
+        self._durations = _durations(
+            [(entry.now, entry.committed) for entry in entries], _busy_after(entries)
+        )
         self._believe(0)
 
     def predict(self, features: StepFeatures) -> float:
@@ -163,20 +161,33 @@ def _adds(path: Path, entries: list[Entry]) -> dict[str, tuple[float, Add]]:
     middle is safe from rounding. When the engine was idle, the moment itself started the step.
     """
     found: dict[str, tuple[float, Add]] = {}
-    before_s, busy_until_s = float("-inf"), float("-inf")
+    ran = [entry for entry in entries if entry.rows]
+    busy_after = dict(zip((entry.step_id for entry in ran), _busy_after(ran), strict=True))
+    before: Entry | None = None
     for entry in entries:
         for drained in entry.messages:
             if not isinstance(drained.message, Add):
                 raise RecordError(
                     f"{path}: step {entry.step_id}: only records of plain requests can be simulated"
                 )
-            idle = drained.now - busy_until_s > ADJACENT_S
-            found[drained.message.id] = (
-                drained.now if idle else (before_s + drained.now) / 2,
-                drained.message,
-            )
+            busy = before is not None and busy_after[before.step_id]
+            at_s = (before.now + drained.now) / 2 if before is not None and busy else drained.now
+            found[drained.message.id] = (at_s, drained.message)
         if entry.rows:
-            before_s, busy_until_s = entry.now, entry.committed
+            before = entry
+    return found
+
+
+def _busy_after(ran: list[Entry]) -> list[bool]:
+    """For each step whether requests were left when it was committed, so that the next one followed at once."""
+    unfinished: set[str] = set()
+    found = []
+    for entry in ran:
+        unfinished.update(
+            drained.message.id for drained in entry.messages if isinstance(drained.message, Add)
+        )
+        unfinished.difference_update(request_id for request_id, _ in entry.finished)
+        found.append(bool(unfinished))
     return found
 
 
@@ -189,28 +200,36 @@ def _count_outputs(entry: Entry, adds: dict[str, tuple[float, Add]], outputs: Co
             outputs[request_id] += 1
 
 
-def _durations(times: list[tuple[float, float]]) -> list[float]:
-    """From the start of each step to that of the next when it follows at once, else to its commit."""
+def _durations(times: list[tuple[float, float]], busy_after: list[bool]) -> list[float]:
+    """From the start of each step to that of the next when that followed at once, else to its commit.
+
+    The pause between two steps (sending, reading messages) belongs to the one before: a simulated step begins when the one
+    before ends.
+    """
     found = []
     for number, (begin_s, end_s) in enumerate(times):
-        next_begin_s = times[number + 1][0] if number + 1 < len(times) else float("inf")
-        found.append((next_begin_s if next_begin_s - end_s <= ADJACENT_S else end_s) - begin_s)
+        follows = busy_after[number] and number + 1 < len(times)
+        found.append((times[number + 1][0] if follows else end_s) - begin_s)
     return found
 
 
 def recorded_steps(path: Path) -> list[RecordedStep]:
     """Features and times of a record's steps that ran, in order: what a step-time model is fitted to."""
+    busy_after: list[bool] = []
     found = [
         (features_of(step), entry.now, entry.committed)
-        for entry, step in _replayed(path)
+        for entry, step in _replayed(path, busy_after)
         if step is not None and entry.runner_error is None
     ]
-    durations = _durations([(begin_s, end_s) for _, begin_s, end_s in found])
+    durations = _durations([(begin_s, end_s) for _, begin_s, end_s in found], busy_after)
     return [RecordedStep(*each, duration_s) for each, duration_s in zip(found, durations, strict=True)]
 
 
-def _replayed(path: Path) -> Iterator[tuple[Entry, Step | None]]:
-    """Each entry with the step that a simulated replica plans at its place; the step ends when the next is asked for."""
+def _replayed(path: Path, busy_after: list[bool] | None = None) -> Iterator[tuple[Entry, Step | None]]:
+    """Each entry with the step that a simulated replica plans at its place; the step ends when the next is asked for.
+
+    `busy_after` collects, for each step that ran, whether anything was left to do after it.
+    """
     header, entries = step_record.read(path)
     state = header.build()
     recorded = _Recorded()
@@ -231,6 +250,8 @@ def _replayed(path: Path) -> Iterator[tuple[Entry, Step | None]]:
             continue
         if entry.runner_error is None:
             replica.end(entry.committed)
+            if busy_after is not None:
+                busy_after.append(state.scheduler.has_work)
         else:
             replica.step = None
             state.scheduler.rollback(step)

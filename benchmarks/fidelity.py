@@ -1,0 +1,366 @@
+"""How true the simulator is to the CPU engine: replay, fit, then simulate traces that the fit has not seen.
+
+Azure 2023 conversation lengths divided by 8 (see azure_traces.py for where they come from), so that the demo model on a CPU can
+serve them (`--divide-lengths` for a slower machine). One engine a replay, each with `--record-steps`:
+
+    calibration  Poisson arrivals, lengths of seed 0: the step-time model, the scatter of steps around it, and the constant
+                 delays of the way in and out are fitted to this alone
+    uniform      lengths of seed 1, evenly spaced          held out: simulated from the trace, then compared
+    bursty       the same requests, Gamma gaps of CV 3     held out, at the same mean rate
+    full queue   the same requests all at once             capacity: requests finished a second
+
+Errors are signed: simulated / measured - 1 for each quantile, so that they cannot cancel. Simulations are repeated with other
+draws of the scatter and their quantiles averaged; those without scatter are reported too. Identity: every record's batches are
+planned again by the simulator, with the engine's clock and, apart, from arrivals and step times alone. Steps disturbed by
+other jobs are part of what is measured: run this on a quiet machine. `make bench NAME=fidelity`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import azure_traces
+import httpx
+import numpy as np
+from engine_process import DEMO_MODEL, serve
+from harness import emit, provenance, write_table
+
+from trimtab_engine import step_record
+from trimtab_engine.core.live import LiveConfig
+from trimtab_engine.core.step_fit import StepTimeFit
+from trimtab_engine.core.step_time import StepTimeModel
+from trimtab_engine.messages import Add
+from trimtab_tuner.arrivals import retime
+from trimtab_tuner.replay import ReplayOptions, replay
+from trimtab_tuner.result import ReplayResult
+from trimtab_tuner.simulate.cost import ScatteredCost, StepCost
+from trimtab_tuner.simulate.fleet import Delays
+from trimtab_tuner.simulate.identity import compare, compare_free_running, recorded_steps
+from trimtab_tuner.simulate.simulate import Server, simulate
+from trimtab_tuner.slo import Slo
+from trimtab_tuner.stats import e2e_s, gaps_s, ttft_s
+from trimtab_tuner.trace import Trace
+
+SLO = Slo(10.0, 1.0)  # nothing here is judged by targets
+SCATTER_DRAWS = 10
+LIMITS = {
+    "ttft_p50_error": 0.05,
+    "ttft_p90_error": 0.08,
+    "ttft_p99_error": 0.10,
+    "itl_p99_error": 0.05,
+    "capacity_error": 0.03,
+}
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One replay on a real engine."""
+
+    trace: Trace
+    result: ReplayResult
+    record: Path
+    zero_s: float  # monotonic time of the replay's zero
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was learnt from the calibration replay."""
+
+    model: StepTimeModel
+    ratios: list[float]  # measured / predicted, one a step
+    delays: Delays
+
+
+class Bench:
+    """Flags of the engine, and the same as a simulated server."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self.model = options.model
+        self.folder = folder
+        self.live = LiveConfig(
+            max_num_batched_tokens=options.budget,
+            max_num_seqs=options.max_num_seqs,
+            scheduling_policy=options.policy,
+        )
+        self.flags = [
+            *("--max-num-batched-tokens", str(options.budget), "--max-num-seqs", str(options.max_num_seqs)),
+            *("--scheduling-policy", options.policy, "--num-threads", "1", "--max-queued-requests", "100000"),
+        ]
+        self.num_blocks = self.block_size = self.max_model_len = 0
+
+    def measure(self, name: str, trace: Trace, seed: int) -> Measured:
+        """Replay on a fresh engine."""
+        record = self.folder / f"{name}.jsonl"
+        say(f"{name}: {len(trace)} requests over {trace.span_s:.0f} s")
+        with serve(self.model, [*self.flags, "--record-steps", str(record)]) as engine:
+            info = httpx.get(f"{engine.admin_url}/admin/info", timeout=30).json()
+            self.num_blocks, self.block_size = int(info["num_blocks"]), int(info["block_size"])
+            self.max_model_len = int(info["max_model_len"])
+            unix_offset_s = time.time() - time.monotonic()
+            result = replay(
+                trace, engine.url, slo=SLO, options=ReplayOptions(prompt_seed=seed, warmup_requests=2)
+            )
+        failed = sum(request.status != "ok" for request in result.requests)
+        if failed:
+            raise SystemExit(f"{name}: {failed} of {len(trace)} requests failed; nothing to compare")
+        return Measured(trace, result, record, float(result.meta["started_unix"]) - unix_offset_s)
+
+    def simulate(self, trace: Trace, cost: StepCost, delays: Delays) -> ReplayResult:
+        """The same trace on the simulated server."""
+        server = Server(
+            "cpu engine",
+            self.live,
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            max_model_len=self.max_model_len,
+            delays=delays,
+        )
+        return simulate(trace, cost, server, slo=SLO).result
+
+
+def main() -> None:
+    """Measure, fit, simulate, compare; exit 1 when a limit is missed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default=DEMO_MODEL)
+    parser.add_argument("--requests", type=int, default=320, help="each replay; p99 needs 300 (default 320)")
+    parser.add_argument("--divide-lengths", type=float, default=8.0, metavar="K", help="default 8")
+    parser.add_argument("--load", type=float, default=0.7, help="rate as a share of capacity (default 0.7)")
+    parser.add_argument("--budget", type=int, default=256)
+    parser.add_argument("--max-num-seqs", type=int, default=16)
+    parser.add_argument("--policy", default="fcfs")
+    parser.add_argument("--write", action="store_true", help="write docs/benchmarks/fidelity.md")
+    options = parser.parse_args()
+    before = provenance(("numpy", "torch"))
+    lengths = azure_traces.load("conv")
+
+    def requests(seed: int, rate_rps: float) -> Trace:
+        return lengths.poisson(options.requests, rate_rps, seed).scale_lengths(options.divide_lengths)
+
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(options, Path(folder))
+        # A short full queue tells how fast this machine is today; it decides the rates and is not compared.
+        probe = bench.measure(
+            "probe", at_once(requests(2, 1.0).slice_count(0, max(8, options.requests // 10))), 2
+        )
+        rate_rps = options.load * capacity_rps(probe.result)
+        say(f"about {capacity_rps(probe.result):.2f} requests a second; replaying at {rate_rps:.2f}")
+        calibrated = bench.measure("calibration", requests(0, rate_rps), 10)
+        learnt = calibrate(calibrated)
+        held_out = requests(1, rate_rps)
+        measured = {
+            "uniform": bench.measure("uniform", retime(held_out, "uniform"), 11),
+            "bursty": bench.measure("bursty", retime(held_out, "gamma:3", 1), 12),
+        }
+        full = bench.measure("full queue", at_once(held_out), 13)
+        errors = {name: compare_quantiles(bench, each, learnt) for name, each in measured.items()}
+        capacity = {
+            "measured": capacity_rps(full.result),
+            "simulated": statistics.fmean(
+                capacity_rps(bench.simulate(full.trace, scattered(learnt, seed), learnt.delays))
+                for seed in range(SCATTER_DRAWS)
+            ),
+        }
+        identity = identities([calibrated, *measured.values(), full])
+    worst = {
+        key: max((rows["error"][key.removesuffix("_error")] for rows in errors.values()), key=abs)
+        for key in LIMITS
+        if key != "capacity_error"
+    }
+    worst["capacity_error"] = capacity["simulated"] / capacity["measured"] - 1
+    missed = [key for key, limit in LIMITS.items() if not abs(worst[key]) <= limit]
+    figures: dict[str, object] = {
+        **{key: round(value, 4) for key, value in worst.items()},
+        **identity,
+        "by_trace": errors,
+        "capacity_rps": capacity,
+        "limits": LIMITS,
+        "missed": missed,
+        "passed": not missed and identity["identical_batches"] == 1.0,
+    }
+    shape: dict[str, object] = {
+        "requests": options.requests,
+        "lengths": f"azure 2023 conv ({lengths.source}) divided by {options.divide_lengths:g}",
+        "rate_rps": round(rate_rps, 3),
+        "load": options.load,
+        "budget": options.budget,
+        "policy": options.policy,
+        "delays_s": {"in": round(learnt.delays.ingress_s, 5), "out": round(learnt.delays.egress_s, 5)},
+        "step_scatter_p5_p95": [round(float(q), 3) for q in np.quantile(learnt.ratios, (0.05, 0.95))],
+    }
+    if options.write:
+        write_table("fidelity", table(figures, errors, shape, before))
+    emit("fidelity", figures, **shape, provenance=before)
+    sys.exit(0 if figures["passed"] else 1)
+
+
+def at_once(trace: Trace) -> Trace:
+    """All requests at the same moment."""
+    return trace.with_arrivals([0.0] * len(trace), "all at once")
+
+
+def capacity_rps(result: ReplayResult) -> float:
+    """Requests finished a second when all came at once: the rate that no queue can exceed."""
+    return len(result.requests) / max(request.finish_s or 0.0 for request in result.requests)
+
+
+def calibrate(measured: Measured) -> Calibration:
+    """Fit steps, their scatter and the delays to one replay."""
+    fit = StepTimeFit()
+    steps = recorded_steps(measured.record)
+    for step in steps:
+        fit.observe(step.features, step.duration_s, disturbed=False)
+    if fit.model is None:
+        raise SystemExit("the calibration has too few steps to fit")
+    model = fit.model
+    ratios = [
+        step.duration_s / predicted for step in steps if (predicted := model.predict(step.features)) > 0
+    ]
+    return Calibration(model, ratios, delays_of(measured))
+
+
+def delays_of(measured: Measured) -> Delays:
+    """Median time from the intended send until the engine drained an idle engine's request, and from commit to client."""
+    entries = list(step_record.read(measured.record)[1])
+    firsts: dict[str, float] = {}
+    arrivals: list[tuple[float, str, float]] = []
+    prompts: dict[str, int] = {}
+    for entry in entries:
+        for drained in entry.messages:
+            add = drained.message
+            if isinstance(add, Add):
+                arrivals.append((add.arrival_s, add.id, drained.now))
+                prompts[add.id] = len(add.prompt_token_ids)
+        for request_id, context, chunk in entry.rows:
+            if context + chunk >= prompts[request_id]:
+                firsts.setdefault(request_id, entry.committed)
+    # Warm-up requests and the probe of the server come before the zero of the replay.
+    arrivals = sorted(each for each in arrivals if each[0] >= measured.zero_s - 0.1)
+    if len(arrivals) != len(measured.result.requests):
+        raise SystemExit(f"{len(arrivals)} requests in the record, {len(measured.result.requests)} replayed")
+    ways_in, ways_out = [], []
+    for (arrival_s, request_id, _), request in zip(arrivals, measured.result.requests, strict=True):
+        ways_in.append(arrival_s - measured.zero_s - request.intended_s)
+        if request.first_token_s is not None:
+            ways_out.append(request.first_token_s - (firsts[request_id] - measured.zero_s))
+    return Delays(max(0.0, statistics.median(ways_in)), max(0.0, statistics.median(ways_out)))
+
+
+def scattered(learnt: Calibration, seed: int) -> ScatteredCost:
+    """Steps as the calibration's: the model times one of its ratios."""
+    return ScatteredCost(learnt.model, learnt.ratios, seed)
+
+
+def quantiles(result: ReplayResult) -> Figures:
+    """Seconds; gaps pooled, the others one a request."""
+    first = [each for request in result.requests if (each := ttft_s(request)) is not None]
+    whole = [each for request in result.requests if (each := e2e_s(request)) is not None]
+    gaps = np.concatenate([gaps_s(request) for request in result.requests])
+    found = {f"ttft_p{q}": float(np.quantile(first, q / 100)) for q in (50, 90, 99)}
+    found |= {f"itl_p{q}": float(np.quantile(gaps, q / 100)) for q in (50, 99)}
+    return found | {"e2e_p99": float(np.quantile(whole, 0.99))}
+
+
+def averaged(rows: Sequence[Figures]) -> Figures:
+    """Mean of each figure."""
+    return {key: statistics.fmean(row[key] for row in rows) for key in rows[0]}
+
+
+def compare_quantiles(bench: Bench, measured: Measured, learnt: Calibration) -> dict[str, Figures]:
+    """Measured, simulated and signed relative error of each quantile, with scatter and without."""
+    real = quantiles(measured.result)
+    with_scatter = averaged(
+        [
+            quantiles(bench.simulate(measured.trace, scattered(learnt, seed), learnt.delays))
+            for seed in range(SCATTER_DRAWS)
+        ]
+    )
+    smooth = quantiles(bench.simulate(measured.trace, learnt.model, learnt.delays))
+    # The scheduler's share alone: no delays, the client's clock against the engine's.
+    bare = quantiles(
+        bench.simulate(measured.trace, learnt.model, replace(learnt.delays, ingress_s=0, egress_s=0))
+    )
+    return {
+        "measured_s": rounded(real),
+        "simulated_s": rounded(with_scatter),
+        "error": rounded({key: with_scatter[key] / real[key] - 1 for key in real}),
+        "error_without_scatter": rounded({key: smooth[key] / real[key] - 1 for key in real}),
+        "error_without_scatter_and_delays": rounded({key: bare[key] / real[key] - 1 for key in real}),
+    }
+
+
+def identities(measured: Sequence[Measured]) -> dict[str, float]:
+    """Share of batches of all records that the simulator plans alike: by the engine's clock, and running free."""
+    clocked = [compare(each.record) for each in measured]
+    free = [compare_free_running(each.record) for each in measured]
+    for each in (*clocked, *free):
+        if each.first_difference is not None:
+            say(each.first_difference)
+    return {
+        "identical_batches": sum(each.equal for each in clocked) / sum(each.steps for each in clocked),
+        "identical_batches_free_running": sum(each.equal for each in free) / sum(each.steps for each in free),
+        "batches": sum(each.steps for each in clocked),
+    }
+
+
+def rounded(figures: Figures) -> Figures:
+    """Four digits after the point."""
+    return {key: round(value, 4) for key, value in figures.items()}
+
+
+def say(text: str) -> None:
+    """Progress."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def table(
+    figures: dict[str, object],
+    errors: dict[str, dict[str, Figures]],
+    shape: dict[str, object],
+    before: dict[str, object],
+) -> str:
+    """docs/benchmarks/fidelity.md."""
+    lines = [
+        "# Fidelity of the simulator to the CPU engine",
+        "",
+        f"Caveats first: measured on the machine below with a load average of {before['load_before']} on {before['cores']} cores at the",
+        f"start; other jobs disturb the engine's steps and no model foresees them. {shape['lengths']}; {shape['requests']} requests a",
+        f"replay at {shape['rate_rps']} a second ({shape['load']:.0%} of what a full queue reaches), budget {shape['budget']}, "
+        f"{shape['policy']}.",
+        "",
+        "Signed errors, simulated / measured - 1, on held-out traces; fitted to another trace's replay.",
+        "",
+        "| trace | figure | measured s | simulated s | error | without scatter | limit |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for name, rows in errors.items():
+        for key in rows["error"]:
+            limit = LIMITS.get(f"{key}_error")
+            lines.append(
+                f"| {name} | {key} | {rows['measured_s'][key]:.4f} | {rows['simulated_s'][key]:.4f} | {rows['error'][key]:+.1%} "
+                f"| {rows['error_without_scatter'][key]:+.1%} | {'' if limit is None else f'{limit:.0%}'} |"
+            )
+    lines += [
+        "",
+        f"Capacity (full queue): {figures['capacity_error']:+.1%} (limit 3 %). Batches planned alike: "
+        f"{figures['identical_batches']:.2%} of {figures['batches']} by the engine's clock, "
+        f"{figures['identical_batches_free_running']:.2%} from arrivals and step times alone. "
+        f"Missed: {', '.join(map(str, figures['missed'])) or 'nothing'}.",  # type: ignore[call-overload]
+        "",
+        f"Command: `{before['command']}` at commit {before['commit']}; {before['cpu']}.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
