@@ -1,6 +1,10 @@
 """The documents name files, targets and commands that exist."""
 
+import os
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +14,11 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("engine/trimtab_engine", "operator/trimtab_operator", "tuner/trimtab_tuner")
 PATH = re.compile(r"`([\w./-]+\.(?:py|yaml|md|jsonl|toml))(?:: [^`]*)?`")
 UNDER = re.compile(r"Paths are under `([\w./-]+)`")
+
+
+PAGES = ["README.md", *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md")))]
+LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
+COMMAND = re.compile(r"^(?:curl .*\| )?(trimtab-(?:engine|operator|tuner) .*?)(?:\s+#.*)?$", re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/architecture.md"])
@@ -35,3 +44,31 @@ def test_every_make_target_in_the_readme_exists() -> None:
 
 def test_readme_stays_readable() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) < 200
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_to_a_file(page: str) -> None:
+    folder = (ROOT / page).parent
+    assert [link for link in LINK.findall((ROOT / page).read_text()) if not (folder / link).exists()] == []
+
+
+def _parses(command: str) -> str | None:
+    """Why a command line of ours is refused by its own parser; None when it is not."""
+    program, *words = shlex.split(command)
+    package = program.replace("-", "_")
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", f"{package}.cli", *words, "--help"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "400"},
+        check=False,
+    )
+    unknown = [w for w in words if w.startswith("--") and w.partition("=")[0] not in done.stdout]
+    return None if done.returncode == 0 and not unknown else f"{command}: {unknown or done.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_of_ours_has_these_options(page: str) -> None:
+    blocks = re.findall(r"```\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
+    commands = [c.rstrip("\\ …") for block in blocks for c in COMMAND.findall(block)]
+    assert [why for command in commands if (why := _parses(command))] == []

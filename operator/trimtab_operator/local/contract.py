@@ -16,6 +16,7 @@ from trimtab_operator.local.control import ControlError
 from trimtab_operator.local.engines import EngineUnreachable
 from trimtab_operator.local.live import MAX_LEASE_S, GenerationConflict
 from trimtab_operator.local.live_sync import CandidateRefused
+from trimtab_operator.names import ANNOTATION_TUNING
 from trimtab_operator.plan import live as plan_live
 
 if TYPE_CHECKING:
@@ -175,6 +176,11 @@ class RuntimeContract:
 
     def _tuning_allowed(self, *modes: str) -> None:
         why = rules.why_not(self._service.resource, *modes)
+        annotation = self._service.resource.metadata.annotations.get(ANNOTATION_TUNING)
+        if why is not None and annotation not in (None, "active"):
+            raise ControlError(
+                409, why, f"metadata.annotations[{ANNOTATION_TUNING}]", annotation, "active, or no annotation"
+            )
         if why is not None:
             raise ControlError(
                 409, why, "spec.tuning.mode", self._service.resource.spec.tuning.mode, " or ".join(modes)

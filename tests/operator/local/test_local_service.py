@@ -387,6 +387,7 @@ def test_annotation_pauses_and_reverts_tuning(service: LocalOperator) -> None:
     refused = service.control.put("/admin/live-config", json=candidate(service, 5, max_num_batched_tokens=64))
     assert refused.status_code == 409
     assert "paused" in refused.json()["error"]["message"]
+    assert refused.json()["error"]["path"] == "metadata.annotations[serving.trimtab.dev/tuning]"
 
     annotate("reverted")
     service.wait(lambda s: live_in_force(s, max_num_batched_tokens=512), timeout_s=10)
