@@ -1,0 +1,316 @@
+"""The operator on the test cluster, with real engines: from apply to a drained pod, live changes, leases and their faults."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from support.cluster.cluster import Cluster, is_ready
+from support.cluster.kubectl import Kubectl, KubectlError
+from support.cluster_operator import OperatorProcess, operator
+from support.tiny_models import tiny_chat_model
+from trimtab_operator import crds
+from trimtab_operator.cluster.tokens import Signer
+from trimtab_operator.plan.pods import rfc3339
+
+Json = dict[str, Any]
+CHILDREN = (
+    "deployments,replicasets,pods,services,serviceaccounts,configmaps,networkpolicies,poddisruptionbudgets"
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[Path]:
+    """The tiny model where pods may read it."""
+    folder = Path(tempfile.mkdtemp(prefix="trimtab-models-", dir="/dev/shm"))
+    folder.chmod(0o755)
+    made = tiny_chat_model(folder / "tiny")
+    for file in made.iterdir():
+        file.chmod(0o644)  # safetensors writes for its own user alone; pods run as another
+    yield made
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def running(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
+    """One operator for all namespaces."""
+    cluster.kubectl("apply", "--server-side", "-f", str(crds.directory()))
+    with operator(cluster.kubeconfig, tmp_path_factory.mktemp("operator"), "main", "--all-namespaces", "--resync", "20",
+                  "--operator-namespace", "default") as started:  # fmt: skip
+        yield started
+
+
+def service(weights: Path, name: str = "chat", replicas: int = 1, **spec: Any) -> Json:
+    return {
+        "apiVersion": "serving.trimtab.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": name},
+        "spec": {
+            "model": {"uri": f"file://{weights}"},
+            "replicas": replicas,
+            "engine": {"maxNumBatchedTokens": 512, "maxNumSeqs": 16, "kvCacheMemory": "16Mi", "maxModelLen": 1024},
+            "rollout": {"drainTimeout": "5s"},
+            "podTemplate": {"spec": {
+                "containers": [{"name": "engine", "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
+                                "volumeMounts": [{"name": "weights", "mountPath": str(weights.parent), "readOnly": True}]}],
+                "volumes": [{"name": "weights", "hostPath": {"path": str(weights.parent)}}],
+            }},
+            **spec,
+        },
+    }  # fmt: skip
+
+
+TUNABLE = {"mode": "Apply", "parameters": [{"name": "maxNumBatchedTokens", "min": 64, "max": 4096}]}
+
+
+def condition(resource: Json, kind: str) -> Json:
+    listed = resource.get("status", {}).get("conditions", [])
+    return next((c for c in listed if c["type"] == kind), {"status": "", "reason": ""})
+
+
+def wait_ready(kubectl: Kubectl, name: str = "chat") -> Json:
+    try:
+        kubectl("wait", f"infsvc/{name}", "--for=condition=Ready", "--timeout=90s", timeout_s=100)
+    except KubectlError as error:
+        conditions = json.dumps(kubectl.get("infsvc", name).get("status", {}).get("conditions"), indent=1)
+        raise AssertionError(f"{error}\n{conditions}") from error
+    return kubectl.get("infsvc", name)
+
+
+def engines(kubectl: Kubectl) -> list[Json]:
+    return [p for p in kubectl.items("pods") if is_ready(p) and "deletionTimestamp" not in p["metadata"]]
+
+
+def read_back(operator_process: OperatorProcess, pod: Json) -> Json:
+    signer = Signer.load(operator_process.folder / "admin-key.pem")
+    token = signer.token(pod["metadata"]["uid"], "read")
+    answer = httpx.get(
+        f"http://{pod['status']['podIP']}:8001/admin/live-config",
+        headers={"Authorization": f"Bearer {token}"},
+    )
+    answer.raise_for_status()
+    found: Json = answer.json()
+    return found
+
+
+def budgets(running: OperatorProcess, kubectl: Kubectl) -> list[int]:
+    return [
+        read_back(running, pod)["in_force"]["config"]["max_num_batched_tokens"] for pod in engines(kubectl)
+    ]
+
+
+def wait_until(check: Any, timeout_s: float = 60.0) -> float:
+    """→ seconds that it took."""
+    began = time.monotonic()
+    while not check():
+        assert time.monotonic() - began < timeout_s, "not within the time"
+        time.sleep(0.1)
+    return time.monotonic() - began
+
+
+def start_run(kubectl: Kubectl, tokens: int, seconds: float, name: str = "chat-1", trial: int = 0) -> None:
+    """A TuningRun with a candidate, as its job would write it."""
+    kubectl.apply({"apiVersion": "serving.trimtab.dev/v1alpha1", "kind": "TuningRun", "metadata": {"name": name},
+                   "spec": {"service": "chat"}})  # fmt: skip
+    status = {
+        "candidate": {
+            "trial": trial,
+            "config": {"maxNumBatchedTokens": tokens},
+            "until": rfc3339(time.time() + seconds),
+        }
+    }
+    kubectl(
+        "patch", "trun", name, "--subresource=status", "--type=merge", "-p", json.dumps({"status": status})
+    )
+
+
+def test_apply_serve_edit_and_delete(kubectl: Kubectl, running: OperatorProcess, model: Path) -> None:
+    kubectl.apply(service(model))
+    ready = wait_ready(kubectl)
+    assert ready["status"]["summary"]["replicas"] == "1/1"
+    address = kubectl.get("service", "chat")["spec"]["clusterIP"]
+    body = {"model": "tiny", "prompt": "hello", "max_tokens": 300, "ignore_eos": True, "stream": True}
+    [pod] = engines(kubectl)
+    patch = json.dumps({"spec": {"engine": {"maxNumBatchedTokens": 256}}})
+    gaps: list[float] = []
+    last, ending = time.monotonic(), ""
+    with (
+        ThreadPoolExecutor(1) as editor,
+        httpx.stream("POST", f"http://{address}:8000/v1/completions", json=body, timeout=60) as stream,
+    ):
+        assert stream.status_code == 200
+        for line in stream.iter_lines():
+            if not line:
+                continue
+            gaps.append(time.monotonic() - last)
+            last, ending = time.monotonic(), line
+            if len(gaps) == 5:
+                edit = editor.submit(kubectl, "patch", "infsvc", "chat", "--type=merge", "-p", patch)
+        edit.result()
+    assert ending == "data: [DONE]"
+    assert max(gaps) < 5, "no gap in the stream"
+    wait_until(lambda: budgets(running, kubectl) == [256])
+    status = kubectl.wait_for("applied", "infsvc", "chat",
+                              condition=lambda r: r["status"]["engine"].get("applied", {}).get("maxNumBatchedTokens") == 256)["status"]  # fmt: skip
+    assert status["engine"]["appliedReplicas"] == "1/1"
+    [same] = engines(kubectl)
+    assert same["metadata"]["uid"] == pod["metadata"]["uid"]
+    assert same["status"]["containerStatuses"][0]["restartCount"] == 0
+    found = kubectl.get("infsvc", "chat")["metadata"]
+    assert "finalizers" not in found
+    assert not any("kopf" in key for key in found.get("annotations", {}))
+    kubectl("delete", "infsvc", "chat", timeout_s=60)
+    wait_until(lambda: kubectl.items(CHILDREN, "-l", "serving.trimtab.dev/inferenceservice=chat") == [])
+
+
+def test_a_candidate_is_carried_out_renewed_and_ended_with_its_run(
+    kubectl: Kubectl, running: OperatorProcess, model: Path
+) -> None:
+    kubectl.apply(service(model, tuning=TUNABLE))
+    wait_ready(kubectl)
+    start_run(kubectl, 128, 120)
+    wait_until(lambda: budgets(running, kubectl) == [128])
+    kubectl.wait_for(
+        "applied", "trun", "chat-1", condition=lambda r: r["status"].get("applied", {}).get("pods") == "1/1"
+    )
+    until = read_back(running, engines(kubectl)[0])["candidate"]["until"]
+    wait_until(lambda: read_back(running, engines(kubectl)[0])["candidate"]["until"] > until)
+    kubectl("delete", "trun", "chat-1")
+    assert wait_until(lambda: budgets(running, kubectl) == [512]) < 10
+    # A person's word stops it as well.
+    start_run(kubectl, 128, 120, name="chat-2")
+    wait_until(lambda: budgets(running, kubectl) == [128])
+    kubectl("annotate", "infsvc", "chat", "serving.trimtab.dev/tuning=paused")
+    assert wait_until(lambda: budgets(running, kubectl) == [512]) < 10
+
+
+def test_children_that_somebody_edits_or_deletes_come_back(
+    kubectl: Kubectl, running: OperatorProcess, model: Path
+) -> None:
+    kubectl.apply(service(model, replicas=2))
+    kubectl.wait_for(
+        "accepted", "infsvc", "chat", condition=lambda r: condition(r, "Ready")["status"] == "False"
+    )
+    kubectl("delete", "service", "chat")
+    kubectl("delete", "networkpolicy", "chat-engine")
+    kubectl("scale", "deployment", "chat-engine", "--replicas=0")
+    kubectl("patch", "configmap", "chat-live", "--type=merge", "-p", '{"data": {"live.json": "nonsense"}}')
+    wait_until(lambda: {"chat"} <= {s["metadata"]["name"] for s in kubectl.items("services")})
+    wait_until(lambda: len(kubectl.items("networkpolicies")) == 1)
+    kubectl.wait_for("two again", "deployment", "chat-engine", condition=lambda d: d["spec"]["replicas"] == 2)
+    kubectl.wait_for(
+        "mended", "configmap", "chat-live", condition=lambda c: c["data"]["live.json"].startswith("{")
+    )
+    kubectl("scale", "infsvc", "chat", "--replicas=1")
+    kubectl.wait_for("one", "deployment", "chat-engine", condition=lambda d: d["spec"]["replicas"] == 1)
+    wait_until(lambda: kubectl.items("poddisruptionbudgets") == [])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "word"),
+    [
+        pytest.param({"engine": {"image": "registry.invalid/no-such-image:1"}}, "ImagePullFailed", "no-such-image", id="image"),
+        pytest.param({"model": {"uri": "file:///models/no-such-model"}}, "ModelLoadFailed", "no-such-model", id="model"),
+        pytest.param({"podTemplate": {"spec": {"restartPolicy": "Sometimes"}}}, "InvalidSpec", "restartPolicy", id="template"),
+        pytest.param({"model": {"uri": "hf://organisation/name"}}, "Unsupported", "spec.model.uri", id="not there yet"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_stalled_with_the_true_reason(
+    kubectl: Kubectl, running: OperatorProcess, model: Path, change: Json, reason: str, word: str
+) -> None:
+    kubectl.apply(service(model, **change))
+    found = kubectl.wait_for(
+        "stalled", "infsvc", "chat", condition=lambda r: condition(r, "Stalled")["status"] == "True"
+    )
+    assert condition(found, "Stalled")["reason"] == reason
+    assert word in condition(found, "Stalled")["message"]
+    assert condition(found, "Ready")["status"] == "False"
+    wait_until(lambda: reason in {e["reason"] for e in kubectl.items("events")})
+
+
+def test_a_name_that_somebody_else_holds_is_left_alone(
+    kubectl: Kubectl, running: OperatorProcess, model: Path
+) -> None:
+    theirs = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "chat"},
+        "spec": {"ports": [{"port": 1}]},
+    }
+    kubectl.apply(theirs)
+    before = kubectl.get("service", "chat")
+    kubectl.apply(service(model))
+    found = kubectl.wait_for(
+        "stalled", "infsvc", "chat", condition=lambda r: condition(r, "Stalled")["status"] == "True"
+    )
+    assert condition(found, "Stalled")["reason"] == "NameTaken"
+    assert "Service/chat" in condition(found, "Stalled")["message"]
+    assert kubectl.get("service", "chat") == before
+    assert kubectl.items("deployments") == []
+
+
+def test_an_operator_that_dies_in_a_lease_leaves_no_candidate_and_pods_serve_on(
+    kubectl: Kubectl, cluster: Cluster, model: Path, tmp_path: Path, running: OperatorProcess
+) -> None:
+    # `running` serves all namespaces, so it is the one that dies, and is started again for the tests that follow.
+    kubectl.apply(service(model, tuning=TUNABLE))
+    wait_ready(kubectl)
+    start_run(kubectl, 128, 110)
+    wait_until(lambda: budgets(running, kubectl) == [128])
+    running.stop(signal.SIGKILL)
+    try:
+        address = kubectl.get("service", "chat")["spec"]["clusterIP"]
+        assert httpx.get(f"http://{address}:8000/v1/models").status_code == 200
+        wait_until(lambda: budgets(running, kubectl) == [512], timeout_s=35)
+    finally:
+        running.start()
+    # The next life goes on with the run, under a number that no engine has seen.
+    wait_until(lambda: budgets(running, kubectl) == [128])
+    [pod] = engines(kubectl)
+    assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
+
+
+def test_of_two_operators_one_writes_and_the_other_takes_over(
+    kubectl: Kubectl, running: OperatorProcess, cluster: Cluster, model: Path, tmp_path: Path
+) -> None:
+    with operator(
+        cluster.kubeconfig, running.folder, "second", "--all-namespaces", "--operator-namespace", "default"
+    ) as second:
+        assert (running.metric("trimtab_operator_leading"), second.metric("trimtab_operator_leading")) == (
+            1,
+            0,
+        )
+        running.stop(signal.SIGKILL)
+        try:
+            wait_until(lambda: second.metric("trimtab_operator_leading") == 1, timeout_s=40)
+            kubectl.apply(service(model))
+            kubectl.wait_for(
+                "accepted", "infsvc", "chat", condition=lambda r: condition(r, "Ready")["status"] == "False"
+            )
+            assert second.stop() == 0
+        finally:
+            running.start()
+        assert wait_until(lambda: running.metric("trimtab_operator_leading") == 1) < 12, (
+            "handed over, not waited for"
+        )
+
+
+def test_at_rest_nothing_is_written(kubectl: Kubectl, running: OperatorProcess, model: Path) -> None:
+    kubectl.apply(service(model))
+    wait_ready(kubectl)
+    time.sleep(3)
+    before = running.writes()
+    looks = running.metric("trimtab_operator_reconcile_total")
+    wait_until(lambda: running.metric("trimtab_operator_reconcile_total") > looks + 1, timeout_s=90)
+    assert running.writes() == before
+    assert running.healthy()
