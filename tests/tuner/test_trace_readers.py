@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from support.broken_json import BROKEN_JSON
 from trimtab_tuner import trace as traces
 from trimtab_tuner.burstiness import interarrival_cv
 from trimtab_tuner.errors import InputError, TraceError
@@ -226,6 +227,22 @@ def test_a_broken_line_is_named_with_file_line_value_and_what_was_expected(
     assert expected in caught.value.allowed
 
 
+@pytest.mark.parametrize(
+    "broken", [*BROKEN_JSON, '{"arrival_s": 0, "prompt_tokens": 1' + "0" * 400 + "}"], ids=range(7)
+)
+def test_what_only_looks_like_json_is_a_broken_line_too(tmp_path: Path, broken: str) -> None:
+    path = write(tmp_path, "own.jsonl", '{"arrival_s": 0, "prompt_tokens": 4, "output_tokens": 1}\n' + broken)
+    with pytest.raises(TraceError) as caught:
+        traces.load(path)
+    assert caught.value.line == 2
+
+
+def test_a_prompt_of_absurd_length_is_a_broken_line_and_no_full_memory(tmp_path: Path) -> None:
+    path = write(tmp_path, "own.jsonl", '{"arrival_s": 0, "prompt_tokens": 1e30, "output_tokens": 1}\n')
+    with pytest.raises(TraceError, match="at most 10000000"):
+        traces.load(path)
+
+
 def test_a_header_without_a_needed_column_says_which_columns_are_needed(tmp_path: Path) -> None:
     path = write(tmp_path, "azure.csv", "TIMESTAMP,ContextTokens\n2023-11-16 18:17:04,1\n")
     with pytest.raises(TraceError, match="GeneratedTokens"):
@@ -234,7 +251,7 @@ def test_a_header_without_a_needed_column_says_which_columns_are_needed(tmp_path
 
 @pytest.mark.parametrize("name", ["absent.csv", "."])
 def test_an_unreadable_file_is_a_clear_error(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InputError, match="a readable trace file"):
+    with pytest.raises(InputError, match="cannot be read as a trace"):
         traces.load(tmp_path / name)
 
 

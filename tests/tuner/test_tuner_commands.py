@@ -159,6 +159,18 @@ def test_a_broken_trace_line_is_named_on_the_command_line(
     )
 
 
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\xff", b"[" * 100_000, b"{}", b"[]", b"\x1f\x8b\x08junk"], ids=range(7)
+)
+def test_a_report_of_what_is_no_result_is_one_line_that_names_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    path = tmp_path / "result.json"
+    path.write_bytes(content)
+    assert main(["report", str(path), "--out", str(tmp_path / "out")]) == 2
+    assert "result.json" in capsys.readouterr().err.strip().splitlines()[-1]
+
+
 def test_traces_are_described_converted_and_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = records(tmp_path / "t.jsonl", 40)
     out = tmp_path / "u.jsonl"

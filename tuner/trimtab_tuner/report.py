@@ -86,7 +86,7 @@ def load_tuning(path: str | Path) -> dict[str, Any]:
     """Read the document of a tuning run. Raises InputError."""
     try:
         document = json.loads(Path(path).read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UnreadableFile(path, error, "a tuning result (JSON)") from None
     return check_tuning(document, str(path))
 

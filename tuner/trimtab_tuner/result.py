@@ -87,7 +87,7 @@ class ReplayResult:
         try:
             raw = path.read_bytes()
             document = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
-        except (OSError, EOFError, ValueError) as error:
+        except (OSError, EOFError, ValueError, RecursionError) as error:
             raise UnreadableFile(path, error, "a replay result (JSON, or .gz of it)") from None
         return ReplayResult.from_json(document, str(path))
 

@@ -219,7 +219,7 @@ def _message(document: object) -> str:
     if isinstance(document, Mapping):
         error = document.get("error", document.get("detail", document))
         if isinstance(error, Mapping):
-            if "path" in error and "allowed" in error:
+            if error.get("path") is not None and error.get("allowed") is not None:
                 return f"{error['path']}: {error.get('value')!r} is not allowed; {error['allowed']}"
             return str(error.get("message", dict(error)))
         return str(error)

@@ -185,6 +185,12 @@ def answering() -> Iterator[Callable[[int, bytes], str]]:
         (401, b'{"error": {"message": "expired"}}', TargetUnauthorised, "expired; see --token-file"),
         (403, b"no", TargetUnauthorised, "403"),
         (409, b'{"error": {"message": "old"}}', TargetRefused, "old"),
+        (
+            409,
+            b'{"error": {"path": "generation", "value": null, "allowed": null, "message": "its lease has ended"}}',
+            TargetRefused,
+            "its lease has ended",
+        ),
         (503, b"", TargetUnreachable, "503"),
         (200, b"<html>", ServerError, "is this an admin port"),
         (200, b'{"fine": 1}', ServerError, "no read-back"),

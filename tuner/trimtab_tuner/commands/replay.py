@@ -124,7 +124,7 @@ def _options(args: argparse.Namespace) -> ReplayOptions:
         raise InputError("--warmup", args.warmup, "a whole number ≥ 0")
     try:
         extra = json.loads(args.extra_body) if args.extra_body else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         extra = None
     if not isinstance(extra, dict):
         raise InputError("--extra-body", args.extra_body, "a JSON object")

@@ -83,6 +83,6 @@ def _is_tuning(path: Path) -> bool:
         return False
     try:
         document = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False  # the loader of replay results says what is wrong
     return isinstance(document, dict) and document.get("schema") == reports.TUNING_SCHEMA

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any
 
+import msgspec
+
 from trimtab_tuner.errors import TraceError
 from trimtab_tuner.trace import TraceRequest
+
+MAX_TOKENS = (
+    10_000_000  # of one prompt or answer: replays make the prompt, so a slip must not fill the memory
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +60,8 @@ def json_rows(path: str, file: IO[str]) -> Iterator[tuple[int, dict[str, Any]]]:
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            value = _decode(line)
+        except ValueError as error:
             raise TraceError(path, number, line.strip()[:120], f"one JSON object a line ({error})") from None
         if not isinstance(value, dict):
             raise TraceError(path, number, line.strip()[:120], "one JSON object a line")
@@ -76,8 +81,8 @@ def tokens(path: str, line: int, name: str, value: object) -> int:
                 number = None
     if isinstance(number, float) and number.is_integer():
         number = int(number)
-    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-        raise TraceError(path, line, value, f"{name} as a whole number ≥ 0")
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MAX_TOKENS:
+        raise TraceError(path, line, value, f"{name} as a whole number ≥ 0 and at most {MAX_TOKENS}")
     return number
 
 
@@ -85,7 +90,7 @@ def seconds(path: str, line: int, name: str, value: object) -> float:
     """A finite number ≥ 0 from CSV text or a JSON number."""
     try:
         number = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]  # checked by float itself
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number) or number < 0:
         raise TraceError(path, line, value, f"{name} as a number ≥ 0")
@@ -95,7 +100,15 @@ def seconds(path: str, line: int, name: str, value: object) -> float:
 def json_object(line: str) -> dict[str, Any]:
     """The first line of a file as a JSON object, or an empty one: for recognising a format."""
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
+        value = _decode(line)
+    except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _decode(line: str) -> object:
+    """The JSON value of a line; ValueError also for what Python's own reader lets through (NaN, half surrogate pairs)."""
+    try:
+        return msgspec.json.decode(line)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(str(error)) from None
