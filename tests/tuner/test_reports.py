@@ -270,7 +270,7 @@ def test_the_command_takes_labels_compressed_results_and_a_tuning_run(
     ("arguments", "said"),
     [
         (["t.json", "t.json", "a.json"], "only one tuning run"),
-        (["absent.json"], "a readable replay result"),
+        (["absent.json"], "cannot be read as a replay result"),
         (["=x.json"], "LABEL=FILE"),
         (["a.json", "a.json"], "a label that is not taken"),
         (["t.json", "t.json"], "only one tuning run"),

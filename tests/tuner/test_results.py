@@ -67,5 +67,5 @@ def test_a_damaged_or_absent_file_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "r.json.gz").write_bytes(b"\x1f\x8b nonsense")
     (tmp_path / "r.json").write_text("{")
     for name in ("r.json.gz", "r.json", "absent.json"):
-        with pytest.raises(InputError, match="a readable replay result"):
+        with pytest.raises(InputError, match="cannot be read as a replay result"):
             ReplayResult.load(tmp_path / name)
