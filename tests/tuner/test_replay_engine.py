@@ -10,8 +10,10 @@ import httpx
 import pytest
 
 from support.engine_server import EngineServer
+from trimtab_tuner.cli import main
 from trimtab_tuner.errors import ServerError
 from trimtab_tuner.replay import ReplayOptions, replay
+from trimtab_tuner.result import ReplayResult
 from trimtab_tuner.slo import Slo
 from trimtab_tuner.stats import outcomes, summarise
 from trimtab_tuner.trace import Trace, TraceRequest, load
@@ -21,6 +23,11 @@ SLO = Slo(60.0, 30.0)
 
 def trace_of(*requests: TraceRequest, block: int | None = None) -> Trace:
     return Trace(requests, "made here", "records", block)
+
+
+def put_live(server: EngineServer, config: dict[str, object]) -> None:
+    answer = httpx.put(f"{server.admin_url}/admin/live-config", json={"config": config}, timeout=30.0)
+    assert answer.status_code == 200, answer.text
 
 
 def counter(server: EngineServer, name: str, **labels: str) -> float:
@@ -51,6 +58,29 @@ def test_the_engine_gives_as_many_tokens_as_the_trace_asks_each_with_its_time(
     summary = summarise(result)
     assert summary.attainment.fraction == 1.0
     assert summary.length_mismatches == 0
+
+
+def test_the_command_judges_by_the_servers_targets_unless_told_otherwise(
+    served_engine: EngineServer, tmp_path: Path
+) -> None:
+    trace = tmp_path / "t.jsonl"
+    trace.write_text('{"arrival_s": 0, "prompt_tokens": 3, "output_tokens": 2, "slo_class": "default"}\n')
+    out = tmp_path / "r.json"
+    words = ["replay", "--url", served_engine.url, "--trace", str(trace), "--out", str(out)]
+    before = served_engine.live_config()["incumbent"]["config"]
+    classes = [
+        {"name": "batch", "ttft_s": 60.0, "itl_s": 5.0, "objective": 90.0},
+        {"name": "default", "ttft_s": 9.0, "itl_s": 3.0, "objective": 99.0},
+    ]
+    slo = {"default_class": "default", "classes": classes}
+    try:
+        put_live(served_engine, {**before, "slo": slo})
+        assert main(words) == 0
+        assert ReplayResult.load(out).slo == Slo(9.0, 3.0, {"batch": Slo(60.0, 5.0)})
+        assert main([*words, "--slo-itl", "7s", "--slo-class", "batch=1s,1s"]) == 0
+        assert ReplayResult.load(out).slo == Slo(9.0, 7.0, {"batch": Slo(1.0, 1.0)})
+    finally:
+        put_live(served_engine, before)
 
 
 def test_shared_prefixes_hit_the_engines_cache_and_fresh_contents_do_not(served_engine: EngineServer) -> None:

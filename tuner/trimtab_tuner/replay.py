@@ -29,7 +29,7 @@ from .exchange import RequestFactory, Sender
 from .progress import Counters, Observer
 from .prompts import PromptKind, PromptMaker
 from .result import ReplayResult, RequestResult
-from .server import ServerInfo, inspect, live_config
+from .server import ServerInfo, api_headers, inspect, live_config
 from .slo import Slo
 from .trace import Trace
 from .wire import Endpoint
@@ -107,7 +107,7 @@ async def replay_async(
     endpoint = Endpoint.parse(url)
     mode = parse_mode(mode) if isinstance(mode, str) else mode
     timed = retime(trace, mode, seed)
-    headers = {} if options.api_key is None else {"Authorization": f"Bearer {options.api_key}"}
+    headers = api_headers(options.api_key)
     info = await inspect(endpoint, headers, options.model, options.token_id_range)
     _check_lengths(timed, info)
     prompt_seed = int.from_bytes(os.urandom(4), "big") if options.prompt_seed is None else options.prompt_seed

@@ -12,9 +12,11 @@ from typing import Any
 
 from .errors import InputError, ServerError
 from .prompts import ASSUMED_IDS, MIN_POOL, SAMPLE
+from .slo import Slo
 from .wire import Endpoint, call
 
 _LIVE_CONFIG = re.compile(r"^trimtab_live_config_info\{(.*)\}\s+1(?:\.0)?\s*$", re.MULTILINE)
+_SLO_TARGET = re.compile(r"^trimtab_slo_target_seconds\{(.*)\}\s+([0-9.e+-]+)\s*$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
@@ -27,6 +29,11 @@ class ServerInfo:
     version: Any
     token_ids: tuple[int, ...]
     token_ids_from: str
+
+
+def api_headers(key: str | None) -> dict[str, str]:
+    """Headers that carry an API key, if there is one."""
+    return {} if key is None else {"Authorization": f"Bearer {key}"}
 
 
 async def inspect(
@@ -74,6 +81,27 @@ async def _token_ids(
     return tuple(
         range(*ASSUMED_IDS)
     ), f"assumed range {ASSUMED_IDS[0]}:{ASSUMED_IDS[1]} (no usable /tokenize)"
+
+
+async def served_slo(endpoint: Endpoint, headers: Mapping[str, str]) -> Slo | None:
+    """Targets in force by `trimtab_slo_target_seconds`; None where the server has no such metric.
+
+    Requests of the class named default, or else of the first, are judged as those without a class.
+    """
+    try:
+        reply = await call(endpoint, "GET", "/metrics", headers)
+    except ServerError:
+        return None  # whoever measures then says so
+    text = reply.body.decode("utf-8", "replace") if reply.status == 200 else ""
+    targets: dict[str, dict[str, float]] = {}
+    for raw, value in _SLO_TARGET.findall(text):
+        labels = dict(_LABEL.findall(raw))
+        targets.setdefault(labels.get("slo_class", ""), {})[labels.get("slo", "")] = float(value)
+    classes = {name: Slo(t["ttft"], t["itl"]) for name, t in targets.items() if {"ttft", "itl"} <= t.keys()}
+    if not classes:
+        return None
+    standard = classes.pop("default", None) or classes.pop(next(iter(classes)))
+    return Slo(standard.ttft_s, standard.itl_s, classes)
 
 
 async def live_config(endpoint: Endpoint, headers: Mapping[str, str]) -> dict[str, str] | None:

@@ -81,20 +81,18 @@ def load_trace(path: str, args: argparse.Namespace) -> Trace:
     return trace
 
 
-def add_slo_options(parser: argparse.ArgumentParser) -> None:
-    """Flags read by `slo`."""
+def add_slo_options(parser: argparse.ArgumentParser, *, default: str = "{}") -> None:
+    """Flags read by `slo`. `default` says in help where their default comes from."""
     group = parser.add_argument_group("latency targets")
     group.add_argument(
         "--slo-ttft",
-        default="1s",
         metavar="TIME",
-        help="time to first token, from the intended send (default 1s)",
+        help=f"time to first token, from the intended send (default {default.format('1s')})",
     )
     group.add_argument(
         "--slo-itl",
-        default="100ms",
         metavar="TIME",
-        help="longest gap between two tokens of a request (default 100ms)",
+        help=f"longest gap between two tokens of a request (default {default.format('100ms')})",
     )
     group.add_argument(
         "--slo-class",
@@ -105,9 +103,10 @@ def add_slo_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def slo(args: argparse.Namespace) -> Slo:
-    """Targets from the flags. Raises InputError."""
-    classes = {}
+def slo(args: argparse.Namespace, served: Slo | None = None) -> Slo:
+    """Targets from the flags, else those that the server has (`served`), else 1 s and 100 ms. Raises InputError."""
+    standard = Slo(1.0, 0.1) if served is None else served
+    classes = dict(standard.classes)
     for text in args.slo_class:
         name, equals, targets = text.partition("=")
         ttft, comma, itl = targets.partition(",")
@@ -115,5 +114,7 @@ def slo(args: argparse.Namespace) -> Slo:
             raise InputError("--slo-class", text, "NAME=TTFT,ITL such as interactive=500ms,60ms")
         classes[name] = Slo(parse_duration_s(ttft, "--slo-class"), parse_duration_s(itl, "--slo-class"))
     return Slo(
-        parse_duration_s(args.slo_ttft, "--slo-ttft"), parse_duration_s(args.slo_itl, "--slo-itl"), classes
+        standard.ttft_s if args.slo_ttft is None else parse_duration_s(args.slo_ttft, "--slo-ttft"),
+        standard.itl_s if args.slo_itl is None else parse_duration_s(args.slo_itl, "--slo-itl"),
+        classes,
     )

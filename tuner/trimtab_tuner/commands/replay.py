@@ -13,6 +13,7 @@ Ctrl-C stops and keeps what was measured.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import sys
@@ -24,9 +25,11 @@ from trimtab_tuner.arrivals import parse_mode
 from trimtab_tuner.errors import InputError
 from trimtab_tuner.progress import ProgressDisplay
 from trimtab_tuner.replay import ReplayOptions, replay
+from trimtab_tuner.server import api_headers, served_slo
 from trimtab_tuner.stats import summarise
 from trimtab_tuner.tables import summary_table
 from trimtab_tuner.units import parse_duration_s
+from trimtab_tuner.wire import Endpoint
 
 from .options import add_slo_options, add_trace_options, load_trace, slo
 
@@ -48,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", metavar="FILE", help="write raw samples and summary here (JSON; .json.gz to compress)"
     )
-    add_slo_options(parser)
+    add_slo_options(parser, default="what a Trimtab server has in force, else {}")
     add_trace_options(parser)
     group = parser.add_argument_group("how to ask")
     group.add_argument("--model", help="model name (default: the first that the server offers)")
@@ -87,11 +90,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Replay, print the table, write the file."""
     mode = parse_mode(args.mode)
-    targets = slo(args)
+    slo(args)  # wrong flags are said before the server is asked
     options = _options(args)
     trace = load_trace(args.trace, args)
     if args.out is not None and not Path(args.out).resolve().parent.is_dir():
         raise InputError("--out", args.out, "a file in a folder that exists")
+    served = asyncio.run(served_slo(Endpoint.parse(args.url), api_headers(options.api_key)))
+    targets = slo(args, served)
     with ProgressDisplay(f"replay {mode}") as display:
         result = replay(
             trace, args.url, slo=targets, mode=mode, seed=args.seed, options=options, observer=display
