@@ -179,6 +179,13 @@ def _add_engine(serve: argparse.ArgumentParser) -> None:
         help="KV pool, e.g. 512Mi (cpu: 1Gi; cuda: by --gpu-memory-utilization)",
     )
     group.add_argument(
+        "--swap-memory",
+        type=size_bytes,
+        default=0,
+        metavar="SIZE",
+        help="CPU memory for KV of preempted requests, e.g. 4Gi; 0: they are computed again (%(default)s)",
+    )
+    group.add_argument(
         "--gpu-memory-utilization",
         type=float,
         default=0.9,
@@ -354,6 +361,7 @@ def configuration(
             **{name: getattr(arguments, name) for name in same},
             ceilings=ceilings,
             kv_cache_bytes=arguments.kv_cache_memory,
+            swap_bytes=arguments.swap_memory,
         )
     except ConfigError as error:
         raise ConfigError(_flag(error.path), error.value, error.allowed) from error
@@ -431,6 +439,7 @@ def _flag(path: str) -> str:
         "config.slo.classes[0].ttft_s": "--slo-ttft",
         "config.slo.classes[0].itl_s": "--slo-itl",
         "kv_cache_bytes": "--kv-cache-memory",
+        "swap_bytes": "--swap-memory",
     }
     name = path.removeprefix("config.").replace("ceilings.", "ceiling_")
     return special.get(path, "--" + name.replace("_", "-"))

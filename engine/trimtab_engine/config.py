@@ -25,6 +25,7 @@ class EngineConfig:
     dtype: str = "auto"  # auto: float32 on cpu, the checkpoint's on cuda
     max_model_len: int | None = None  # None: the model's own, cut to what the KV pool holds
     block_size: int = 16
+    swap_bytes: int = 0  # CPU memory for KV of preempted requests; 0: they are computed again
     kv_cache_bytes: int | None = None  # None: 1 GiB on cpu, gpu_memory_utilization on cuda
     gpu_memory_utilization: float = 0.9
     enable_prefix_caching: bool = True
@@ -51,6 +52,7 @@ class EngineConfig:
             _check(self.max_model_len >= 2, "max_model_len", self.max_model_len, "at least 2")
         if self.kv_cache_bytes is not None:
             _check(self.kv_cache_bytes > 0, "kv_cache_bytes", self.kv_cache_bytes, "more than 0")
+        _check(self.swap_bytes >= 0, "swap_bytes", self.swap_bytes, "at least 0")
         _check(
             0.05 <= self.gpu_memory_utilization <= 0.99,
             "gpu_memory_utilization",

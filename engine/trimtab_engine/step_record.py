@@ -41,6 +41,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     prefill_first: bool
     shed_late: bool = False
     fair_tenants: bool = False
+    num_swap_blocks: int = 0
+    swap_block_s: float = 0.0
     eos_token_ids: list[int]
     seed: int
     ceilings: dict[str, int]
@@ -62,6 +64,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
             prefill_first=self.prefill_first,
             shed_late=self.shed_late,
             fair_tenants=self.fair_tenants,
+            num_swap_blocks=self.num_swap_blocks,
+            swap_block_s=self.swap_block_s,
             eos_token_ids=frozenset(self.eos_token_ids),
             seed=self.seed,
         )

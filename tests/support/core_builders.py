@@ -107,6 +107,8 @@ def make_scheduler(
     prefill_first: bool = False,
     shed_late: bool = False,
     fair_tenants: bool = False,
+    num_swap_blocks: int = 0,
+    swap_block_s: float = 0.0,
     seed: int = 0,
 ) -> Scheduler:
     """A scheduler with small blocks; token 0 is EOS."""
@@ -120,6 +122,8 @@ def make_scheduler(
         prefill_first=prefill_first,
         shed_late=shed_late,
         fair_tenants=fair_tenants,
+        num_swap_blocks=num_swap_blocks,
+        swap_block_s=swap_block_s,
         eos_token_ids=frozenset({EOS}),
         seed=seed,
     )
@@ -140,11 +144,13 @@ class HistoryRunner:
     def __init__(self, block_size: int, fail: Callable[[Request], bool] = lambda request: False) -> None:
         self._block_size = block_size
         self._cells: dict[tuple[int, int], bytes] = {}
+        self._swapped: dict[tuple[int, int], bytes] = {}
         self._fail = fail
 
     def run(self, step: Step) -> StepResult:
         """Read for all rows what earlier steps wrote, then write for all rows: no row sees another's new KV."""
         size = self._block_size
+        self._copy(step)
         writes: dict[tuple[int, int], bytes] = {}
         last: list[bytes] = []
         for request, context, chunk in zip(step.requests, step.context, step.chunk, strict=True):
@@ -161,6 +167,20 @@ class HistoryRunner:
         tokens = [_token(last[row], step.requests[row].sampling.seed or 0) for row in step.samples]
         failed = {row: "NaN logits" for row, request in enumerate(step.requests) if self._fail(request)}
         return StepResult(token_ids=tokens, failed=failed)
+
+    def _copy(self, step: Step) -> None:
+        """Swap: all out before anything in, whole blocks; cells never written are not there to be copied."""
+        places = [place for _, place in step.swap_out]
+        assert len(set(places)) == len(places), "two blocks are copied to one place"
+        for source, target, copies in (
+            (self._cells, self._swapped, step.swap_out),
+            (self._swapped, self._cells, step.swap_in),
+        ):
+            for old, new in copies:
+                for offset in range(self._block_size):
+                    target.pop((new, offset), None)
+                    if (old, offset) in source:
+                        target[new, offset] = source[old, offset]
 
 
 def undisturbed(prompt: Sequence[int], sampling: SamplingParams, max_model_len: int) -> list[int]:

@@ -36,6 +36,7 @@ class Engine:
         enable_prefix_caching: bool = True,
         prefill_first: bool = False,
         policy: str = "fcfs",
+        num_swap_blocks: int = 0,
     ) -> None:
         self.runner = runner
         self.live = LiveConfig(
@@ -52,6 +53,7 @@ class Engine:
             enable_prefix_caching=enable_prefix_caching,
             prefill_first=prefill_first,
             eos_token_ids=runner.info.eos_token_ids,
+            num_swap_blocks=num_swap_blocks,
         )
         self._clock = 0.0
         self._count = 0

@@ -85,7 +85,7 @@ class Deadlines:
         if head.rank < running.rank:
             return True
         assert builder.rows is not None, "`limit` comes first"
-        need = max(1, len(head.token_ids) - head.num_expected_hits)
+        need = max(1, len(head.token_ids) - max(head.num_expected_hits, head.num_swapped))
         return sla.is_quick(self.model, builder.rows, builder.prompt_tokens, need, builder.limit_s)
 
     def chunk(self, need: int, context: int, most: int, builder: StepBuilder) -> int:
@@ -102,6 +102,12 @@ class Deadlines:
         )
         builder.cut_short = chunk < most
         return chunk
+
+    def recompute_s(self, num_tokens: int) -> float | None:
+        """Time to compute that many tokens of a sequence again, alone; None when no step has been measured."""
+        if self.model is None:
+            return None
+        return self.model.prefill_s(num_tokens, 0, self._chunk_of_one(self.model))
 
     def by_laxity(self, running: Iterable[Request]) -> list[Request]:
         """Running requests, the one with most to spare last; ties: least important, most recently admitted last."""

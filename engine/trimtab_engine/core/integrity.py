@@ -16,6 +16,7 @@ def check_integrity(state: Lifecycle) -> None:
     requests, running, queue, groups = state.requests, state.running, state.queue, state.groups
     block_size = state.block_size
     state.pool.check(Counter(block for request in running for block in request.block_ids))
+    state.swap.check([place for request in requests.values() for place in request.swap_ids])
     held_back = list(groups.held_back())
     assert len(held_back) == groups.num_held_back, "siblings held back are miscounted"
     placed = Counter(r.id for place in (running, queue, held_back) for r in place)
@@ -28,7 +29,7 @@ def check_integrity(state: Lifecycle) -> None:
     ranks = [request.rank for request in running.prefills]
     assert ranks == sorted(ranks), "running prompts are out of order"
     for request in (*queue, *held_back):
-        _check_not_running(request)
+        _check_not_running(request, block_size)
     _check_in_flight(state.in_flight, requests.values())
 
 
@@ -41,12 +42,19 @@ def _check_running(request: Request, block_size: int) -> None:
     assert request.num_published <= request.num_computed // block_size, f"{request.id} published too early"
 
 
-def _check_not_running(request: Request) -> None:
-    assert request.state in (RequestState.WAITING, RequestState.PREEMPTED), (
+def _check_not_running(request: Request, block_size: int) -> None:
+    assert request.state in (RequestState.WAITING, RequestState.PREEMPTED, RequestState.SWAPPED), (
         f"{request.id} waits but is {request.state}"
     )
     kv = (request.num_computed, request.num_in_flight, request.num_published, len(request.block_ids))
     assert kv == (0, 0, 0, 0), f"{request.id} waits but holds KV"
+    swapped = request.state is RequestState.SWAPPED
+    assert swapped == (request.num_swapped > 0), (
+        f"{request.id} is {request.state} with {request.num_swapped} swapped"
+    )
+    assert len(request.swap_ids) == num_blocks_for(request.num_swapped, block_size), (
+        f"{request.id} lacks swapped blocks"
+    )
 
 
 def _check_in_flight(in_flight: StepsInFlight, requests: Iterable[Request]) -> None:

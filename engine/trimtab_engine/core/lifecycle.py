@@ -3,9 +3,10 @@
 Used by `core.scheduler`, which decides; this carries out. One method is one legal transition:
 
     enter      (new) → WAITING, queued or held back for a sibling's prefix
-    admit      WAITING, PREEMPTED → RUNNING
+    admit      WAITING, PREEMPTED, SWAPPED → RUNNING
     take_back  RUNNING → where it was before `admit`, when nothing was computed
-    preempt    RUNNING → PREEMPTED, queued again
+    preempt    RUNNING → PREEMPTED or SWAPPED, queued again
+    lose_swap  SWAPPED → PREEMPTED, where it is queued
     close      any → FINISHED
 """
 
@@ -22,6 +23,7 @@ from trimtab_engine.core.request import FinishReason, Request, RequestState
 from trimtab_engine.core.running import RunningSet
 from trimtab_engine.core.standings import Standings
 from trimtab_engine.core.stats import Counters
+from trimtab_engine.core.swap import SwapSpace
 from trimtab_engine.core.waiting import SiblingGroups, WaitingQueue
 
 
@@ -44,6 +46,7 @@ class Lifecycle:
         "requests",
         "running",
         "standings",
+        "swap",
     )
 
     def __init__(
@@ -54,6 +57,7 @@ class Lifecycle:
         enable_prefix_caching: bool,
         policy: Policy,
         fair_tenants: bool = False,
+        num_swap_blocks: int = 0,
     ) -> None:
         self.block_size = block_size
         self.policy = policy
@@ -66,6 +70,7 @@ class Lifecycle:
         self.groups = SiblingGroups()
         self.standings = Standings()
         self.in_flight = StepsInFlight()
+        self.swap = SwapSpace(num_swap_blocks)
         self.counters = Counters()
         self._next_sequence = 0
         self._next_admission = 0
@@ -84,7 +89,8 @@ class Lifecycle:
     def admit(self, request: Request, need: Need, chunk: int, now: float) -> None:
         """Carry out a plan that fits: blocks for the hits and the first chunk, counters once.
 
-        Hits are held before new blocks are taken, which could otherwise evict them.
+        Hits are held before new blocks are taken, which could otherwise evict them. What hits do not cover of a swapped
+        request comes back from CPU memory.
         """
         first = request.num_cached is None
         self._count_lookup(request, need.num_hit_tokens, first, 1)
@@ -97,9 +103,13 @@ class Lifecycle:
                 )
         self.queue.remove(request)
         self.pool.hold(need.hits)
-        reach = num_blocks_for(need.num_hit_tokens + chunk, self.block_size)
+        computed = max(need.num_hit_tokens, request.num_swapped)
+        reach = num_blocks_for(computed + chunk, self.block_size)
         request.block_ids = need.hits + self.pool.allocate(reach - len(need.hits))
-        request.num_computed = need.num_hit_tokens
+        if request.swap_ids:
+            self.swap.copy_in(request.swap_ids, request.block_ids, len(need.hits))
+            request.swap_ids, request.num_swapped = [], 0
+        request.num_computed = computed
         request.num_published = len(need.hits)
         request.state = RequestState.RUNNING
         self._next_admission += 1
@@ -110,27 +120,42 @@ class Lifecycle:
     def take_back(self, request: Request) -> None:
         """Undo an admission of which nothing was computed: the request is queued as if it had not been tried."""
         first = request.num_preemptions == 0
-        self._count_lookup(request, request.num_computed, first, -1)
+        self._count_lookup(request, request.num_published * self.block_size, first, -1)
         charged = PROMPT_WEIGHT * (request.num_prompt_tokens - request.num_computed) if first else 0
         if first:
             request.num_cached = request.first_scheduled_s = None
+        if not first:
+            self._note_lost(request, request.num_computed)
         self._leave_running(request)
         request.state = RequestState.WAITING if first else RequestState.PREEMPTED
         self._enqueue(request)
         if self.fair is not None:
             self.fair.charge(request.tenant, -charged)
 
-    def preempt(self, request: Request) -> None:
-        """Drop a running request's KV and queue it for recomputation. Its tokens, outputs included, stay.
-
-        The one way out of RUNNING that keeps the request: preemption by swap decides here, before KV is dropped.
-        """
-        self.counters.preemptions_recompute += 1
-        self._high_water[request.id] = max(self._high_water.get(request.id, 0), request.num_computed)
+    def preempt(self, request: Request, swap: bool = False) -> None:
+        """Take a running request's KV, to CPU memory with `swap`, and queue it. Its tokens, outputs included, stay."""
+        if swap:
+            self.counters.preemptions_swap += 1
+            used = num_blocks_for(request.num_computed, self.block_size)
+            request.swap_ids = self.swap.copy_out(request.block_ids[:used])
+            request.num_swapped = request.num_computed
+        else:
+            self.counters.preemptions_recompute += 1
+            self._note_lost(request, request.num_computed)
         self._leave_running(request)
         request.num_preemptions += 1
-        request.state = RequestState.PREEMPTED
+        request.state = RequestState.SWAPPED if swap else RequestState.PREEMPTED
         self._enqueue(request)
+
+    def lose_swap(self, request: Request) -> None:
+        """What CPU memory holds of the request cannot be trusted: it will be computed again."""
+        self._note_lost(request, request.num_swapped)
+        self.swap.discard(request.swap_ids)
+        request.swap_ids, request.num_swapped = [], 0
+        request.state = RequestState.PREEMPTED
+
+    def _note_lost(self, request: Request, num_tokens: int) -> None:
+        self._high_water[request.id] = max(self._high_water.get(request.id, 0), num_tokens)
 
     def trim(self, request: Request) -> None:
         """Give back the blocks of a running request that lie beyond what is computed or in flight."""
@@ -199,6 +224,9 @@ class Lifecycle:
         request.finish_reason = reason
         del self.requests[request.id]
         self._high_water.pop(request.id, None)
+        if request.swap_ids:
+            self.swap.discard(request.swap_ids)
+            request.swap_ids, request.num_swapped = [], 0
         if request.group is not None:
             for sibling in self.groups.leave(request):
                 self._enqueue(sibling)

@@ -16,8 +16,8 @@ from trimtab_engine.core.policy_sla import Standing
 class RequestState(StrEnum):
     """Life of a request. Legal transitions:
 
-    WAITING → RUNNING → (PREEMPTED → RUNNING)* → FINISHED; every state → FINISHED by abort or error.
-    SWAPPED is reserved for preemption by swap (KV in CPU memory, `num_computed` kept).
+    WAITING → RUNNING → (PREEMPTED or SWAPPED → RUNNING)* → FINISHED; every state → FINISHED by abort or error; SWAPPED →
+    PREEMPTED when the copy is lost. PREEMPTED computes all again, SWAPPED has `num_swapped` tokens of KV in CPU memory.
     """
 
     WAITING = "waiting"
@@ -108,6 +108,8 @@ class Request:
     num_in_flight: int = 0
     block_ids: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)  # of full blocks of token_ids, computed lazily
+    swap_ids: list[int] = field(default_factory=list)  # places in CPU memory that hold its KV
+    num_swapped: int = 0  # tokens there
     num_published: int = 0  # leading blocks that stand in the prefix index
     num_cached: int | None = None  # prefix hit tokens of the first admission; None before it
     num_preemptions: int = 0

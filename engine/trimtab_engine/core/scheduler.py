@@ -23,7 +23,7 @@ from dataclasses import replace
 from random import Random
 
 from trimtab_engine.core import policy as policies
-from trimtab_engine.core import skip_ahead
+from trimtab_engine.core import skip_ahead, swap
 from trimtab_engine.core.admission import (
     WATERMARK,
     check_fits,
@@ -65,10 +65,15 @@ class Scheduler:
         prefill_first: bool = False,
         shed_late: bool = False,
         fair_tenants: bool = False,
+        num_swap_blocks: int = 0,
+        swap_block_s: float = 0.0,
         eos_token_ids: frozenset[int] = frozenset(),
         seed: int = 0,
     ) -> None:
-        """`num_blocks` counts usable KV blocks (ids 1..num_blocks); `seed` draws the seeds of requests without one."""
+        """`num_blocks` counts usable KV blocks (ids 1..num_blocks); `seed` draws the seeds of requests without one.
+
+        `num_swap_blocks`: room for preempted requests' blocks in CPU memory; copying one takes `swap_block_s`.
+        """
         _check_live(live)
         self.max_model_len = max_model_len
         self.prefill_first = prefill_first
@@ -83,7 +88,9 @@ class Scheduler:
             enable_prefix_caching=enable_prefix_caching,
             policy=self._policy,
             fair_tenants=fair_tenants,
+            num_swap_blocks=num_swap_blocks,
         )
+        self._swap_block_s = swap_block_s
         self._deadlines = Deadlines(self._state, live, shed_late)
         self._block_size = block_size
         self._watermark = int(num_blocks * WATERMARK)
@@ -169,6 +176,7 @@ class Scheduler:
         step = builder.build(self._next_step_id, self.generation, self.live.max_num_batched_tokens, now)
         self._next_step_id += 1
         if step:
+            step.swap_out, step.swap_in = self._state.swap.take()
             self._state.in_flight.push(step)
         return step
 
@@ -290,13 +298,13 @@ class Scheduler:
                     continue
                 self._block("memory", head, need.num_free_needed, available)
                 return
-            hits = need.num_hit_tokens
-            chunk = self._chunk(len(head.token_ids) - hits, hits, builder)
+            computed = max(need.num_hit_tokens, head.num_swapped)
+            chunk = self._chunk(len(head.token_ids) - computed, computed, builder)
             if chunk == 0:
                 self._block("budget", head)
                 return
             state.admit(head, need, chunk, now)
-            builder.add_prefill(head, hits, chunk)
+            builder.add_prefill(head, computed, chunk)
             builder.admitted.append(head)
             promised += need.num_new_blocks - (len(head.block_ids) - len(need.hits))
 
@@ -366,7 +374,14 @@ class Scheduler:
         assert victim not in builder.admitted, "admission counts what the passes after it will need"
         builder.withdraw(victim)
         builder.preempted.append(victim)
-        self._state.preempt(victim)
+        self._state.preempt(victim, swap=self._can_swap(victim))
+
+    def _can_swap(self, victim: Request) -> bool:
+        """Whether its KV goes to CPU memory: there is some, none of it is being written, there is room, and it pays."""
+        used = num_blocks_for(victim.num_computed, self._block_size)
+        if used == 0 or victim.num_in_flight or used > self._state.swap.num_free:
+            return False
+        return swap.pays(used, self._swap_block_s, self._deadlines.recompute_s(victim.num_computed))
 
     def _displace(self, builder: StepBuilder) -> None:
         """Give a running request's place to a more important waiting one that the latest step could not admit.
@@ -487,6 +502,11 @@ class Scheduler:
         if not step.requests:
             return
         stale = self._state.in_flight.pop_newest(step)
+        if step.swap_out:  # whether the copies were made is not known
+            places = {place for _, place in step.swap_out}
+            for request in [*self._state.queue]:
+                if not places.isdisjoint(request.swap_ids):
+                    self._state.lose_swap(request)
         for row, request in enumerate(step.requests):
             if row in stale:
                 continue

@@ -33,6 +33,9 @@ class Step:
         default_factory=list
     )  # in this step, to be rolled back in the runner's state
     admitted: list[Request] = field(default_factory=list)  # first or renewed admissions of this step
+    # KV blocks to copy before the forward pass, first all out (pool block → CPU place), then all in (place → pool block).
+    swap_out: list[tuple[int, int]] = field(default_factory=list)
+    swap_in: list[tuple[int, int]] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         """Whether there is anything to run."""

@@ -73,6 +73,8 @@ def _serve(channel: EngineChannel, init: Init, backlog: list[ToEngine]) -> int:
         prefill_first=config.prefill_first,
         shed_late=config.shed_late,
         fair_tenants=config.fair_tenants,
+        num_swap_blocks=info.num_swap_blocks,
+        swap_block_s=info.swap_block_s,
         eos_token_ids=sorted(info.eos_token_ids),
         seed=config.seed,
         ceilings={
@@ -93,6 +95,8 @@ def _serve(channel: EngineChannel, init: Init, backlog: list[ToEngine]) -> int:
         prefill_first=config.prefill_first,
         shed_late=config.shed_late,
         fair_tenants=config.fair_tenants,
+        num_swap_blocks=info.num_swap_blocks,
+        swap_block_s=info.swap_block_s,
         eos_token_ids=info.eos_token_ids,
         seed=config.seed,
     )

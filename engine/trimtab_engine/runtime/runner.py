@@ -27,6 +27,7 @@ from trimtab_engine.model.weights import DecoderWeights, checkpoint_dtype, load_
 from trimtab_engine.runtime import kv_cache
 from trimtab_engine.runtime.batch import Batch, build_batch
 from trimtab_engine.runtime.sampler import SampleRow, sample, token_logprobs
+from trimtab_engine.runtime.swap_pool import SwapPool
 
 Progress = Callable[[str, float], None]
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -46,6 +47,8 @@ class RunnerInfo:
     dtype: str
     load_s: float
     kv_bytes: int
+    num_swap_blocks: int = 0  # in CPU memory; places 0 … num_swap_blocks - 1
+    swap_block_s: float = 0.0  # to copy one of them
 
 
 class Runner:
@@ -78,6 +81,7 @@ class Runner:
         num_blocks = kv_cache.num_blocks_for(available, spec, config.block_size, dtype)
         max_model_len = kv_cache.fitting_model_len(config.max_model_len, spec, num_blocks, config.block_size)
         self._kv = kv_cache.allocate(spec, num_blocks, config.block_size, dtype, self._device)
+        self._swap = SwapPool(spec, config, dtype, self._device)
         self._decoder = Decoder(spec, weights, max_model_len, INVARIANT_ROWS if config.batch_invariant else 1)
         if config.batch_invariant:
             _check_invariance(weights, self._device)
@@ -95,6 +99,8 @@ class Runner:
             dtype=str(dtype).removeprefix("torch."),
             load_s=time.monotonic() - started,
             kv_bytes=self._kv.nbytes,
+            num_swap_blocks=self._swap.num_blocks,
+            swap_block_s=self._swap.measure(self._kv),
         )
 
     @torch.inference_mode()
@@ -105,6 +111,7 @@ class Runner:
         that starts the prompt has None in front. So the lists of a request's chunks, joined, have one entry per prompt
         token.
         """
+        self._swap.copy(self._kv, step.swap_out, step.swap_in)
         batch = build_batch(step, self._config.block_size, self._device, self._config.batch_invariant)
         hidden = self._decoder.forward(batch.token_ids, batch.positions, self._kv, batch.attention)
         result = StepResult(token_ids=[])

@@ -99,6 +99,8 @@ class Use:
         prefix_caching: bool,
         prefill_first: bool,
         fair_tenants: bool = False,
+        num_swap_blocks: int = 0,
+        swap_block_s: float = 0.0,
     ) -> None:
         self.scheduler: Scheduler = make_scheduler(
             num_blocks=num_blocks,
@@ -107,6 +109,8 @@ class Use:
             prefix_caching=prefix_caching,
             prefill_first=prefill_first,
             fair_tenants=fair_tenants,
+            num_swap_blocks=num_swap_blocks,
+            swap_block_s=swap_block_s,
         )
         self.prefill_first = prefill_first
         self.num_blocks = num_blocks
@@ -265,6 +269,8 @@ def use_it(use: Use, script: list[tuple[str, object]], depth: int) -> None:
     prefix_caching=st.booleans(),
     prefill_first=st.booleans(),
     fair_tenants=st.booleans(),
+    num_swap_blocks=st.sampled_from([0, 3, 20]),
+    swap_block_s=st.sampled_from([0.0, 0.01]),
     depth=st.integers(1, 3),
 )
 @settings(max_examples=250)
@@ -275,21 +281,30 @@ def test_any_use_conserves_blocks_keeps_limits_and_gives_everyone_their_own_toke
     prefix_caching: bool,
     prefill_first: bool,
     fair_tenants: bool,
+    num_swap_blocks: int,
+    swap_block_s: float,
     depth: int,
 ) -> None:
-    use_it(Use(num_blocks, live, prefix_caching, prefill_first, fair_tenants), script, depth)
+    use_it(
+        Use(num_blocks, live, prefix_caching, prefill_first, fair_tenants, num_swap_blocks, swap_block_s),
+        script,
+        depth,
+    )
 
 
 @given(
     batch=st.lists(requests, min_size=2, max_size=10),
     changes=st.lists(lives, min_size=1, max_size=6),
     num_blocks=st.integers(12, 20),
+    num_swap_blocks=st.sampled_from([0, 5, 40]),
 )
 @settings(max_examples=80)
 def test_changing_everything_in_every_step_changes_no_output(
-    batch: list[Request], changes: list[LiveConfig], num_blocks: int
+    batch: list[Request], changes: list[LiveConfig], num_blocks: int, num_swap_blocks: int
 ) -> None:
-    scheduler = make_scheduler(num_blocks=num_blocks, max_model_len=MAX_MODEL_LEN, live=changes[0])
+    scheduler = make_scheduler(
+        num_blocks=num_blocks, max_model_len=MAX_MODEL_LEN, live=changes[0], num_swap_blocks=num_swap_blocks
+    )
     runner = HistoryRunner(4)
     for request in batch:
         scheduler.add(request)

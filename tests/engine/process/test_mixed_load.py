@@ -78,7 +78,8 @@ async def _load(server: EngineServer) -> Counter[str]:
 
 def test_a_mixed_load_loses_nothing_and_replays(tiny_model: Path, tmp_path: Path) -> None:
     record = tmp_path / "steps.jsonl"
-    with start_engine(tiny_model, "--kv-cache-memory", "600Ki", "--record-steps", str(record)) as server:
+    flags = ("--kv-cache-memory", "600Ki", "--swap-memory", "400Ki", "--record-steps", str(record))
+    with start_engine(tiny_model, *flags) as server:
         ends = asyncio.run(_load(server))
         assert ends["done"] + ends["left"] == NUM_REQUESTS
         assert ends["done"]

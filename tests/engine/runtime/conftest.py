@@ -18,7 +18,7 @@ def llama_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def runner_of(llama_folder: Path) -> Callable[[bool], Runner]:
-    """batch_invariant → a runner on the tiny Llama with 64 blocks of 8 tokens. Steps leave KV only, so it is shared."""
+    """batch_invariant → a runner on the tiny Llama with 64 blocks of 8 tokens and room to swap 40. Steps leave KV only, so it is shared."""
     made: dict[bool, Runner] = {}
 
     def runner(batch_invariant: bool) -> Runner:
@@ -28,6 +28,7 @@ def runner_of(llama_folder: Path) -> Callable[[bool], Runner]:
                 device="cpu",
                 block_size=8,
                 kv_cache_bytes=65 * 8 * 2 * 3 * 2 * 8 * 4,
+                swap_bytes=40 * 8 * 2 * 3 * 2 * 8 * 4,
                 batch_invariant=batch_invariant,
                 num_threads=1,
             )

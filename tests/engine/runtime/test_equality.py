@@ -72,6 +72,9 @@ WAYS: dict[str, dict[str, int | bool | str]] = {
     "by priority": {"policy": "priority", "budget": 20},
     "memory for the longest alone": {"num_blocks": 22},
     "memory for the longest alone, in chunks": {"num_blocks": 22, "budget": 13},
+    "preempted by swap": {"num_blocks": 22, "num_swap_blocks": 40, "enable_prefix_caching": False},
+    "preempted by swap, in chunks": {"num_blocks": 22, "num_swap_blocks": 40, "budget": 13},
+    "by deadlines": {"policy": "sla-aware", "num_blocks": 22, "num_swap_blocks": 40},
 }
 
 
@@ -82,12 +85,15 @@ def test_every_way_of_running_says_the_same(
 ) -> None:
     runner = runner_of(invariant)
     runner._kv.fill_(float("nan"))
+    runner._swap._memory.fill_(float("nan"))
     engine = Engine(runner, **WAYS[way])  # type: ignore[arg-type]
     results = engine.generate(prompts(), params(len(prompts())))
     assert said(results) == said(alone[invariant])
     assert all(result.finish_reason is FinishReason.LENGTH for result in results)
     if invariant:
         assert logprobs(results) == logprobs(alone[True])
+    if WAYS[way].get("num_swap_blocks"):
+        assert engine.scheduler.stats.preemptions_swap > 0
     if "num_blocks" in WAYS[way]:
         assert sum(result.num_preemptions for result in results) > 0, "memory was meant to be short"
 
