@@ -1,7 +1,7 @@
 # One file, three images: docker build --target engine|operator|tuner .
 #
 # operator and tuner carry no torch and no compiler. The engine image carries gcc because triton compiles its launcher at run
-# time. All run as user 65532 with a read-only root file system; the engine wants an emptyDir at /cache and one at /tmp.
+# time. All run as user 65532 with a read-only root file system; the engine wants an emptyDir at /var/lib/trimtab and one at /tmp.
 # The base is pinned by version here; pin it by digest in your own builds (--build-arg PYTHON_IMAGE=python@sha256:…).
 ARG PYTHON_IMAGE=python:3.12.12-slim-bookworm
 
@@ -37,9 +37,11 @@ ENTRYPOINT ["trimtab-tuner"]
 
 FROM base AS engine
 USER root
-RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/* \
+  && install --directory --owner=65532 --group=65532 /var/lib/trimtab
 USER 65532:65532
-ENV TRIMTAB_CACHE=/cache TRITON_CACHE_DIR=/cache/triton TORCHINDUCTOR_CACHE_DIR=/cache/inductor
+# Where the operator mounts the cache; converted weights go below HOME, kernels where these say.
+ENV HOME=/var/lib/trimtab TRITON_CACHE_DIR=/var/lib/trimtab/triton TORCHINDUCTOR_CACHE_DIR=/var/lib/trimtab/inductor
 COPY --from=heavy /opt/trimtab /opt/trimtab
 EXPOSE 8000 8001
 ENTRYPOINT ["trimtab-engine"]
