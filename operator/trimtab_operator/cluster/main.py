@@ -16,6 +16,7 @@ import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, cast
 
 import kopf
 
@@ -234,6 +235,8 @@ class Operator:
         watching = asyncio.create_task(
             kopf.operator(
                 registry=registry,
+                # kopf's own would ask for the user's name, and a pod's user has none.
+                identity=cast("Any", self._arguments.identity),
                 standalone=True,
                 clusterwide=self._namespaces is None,
                 namespaces=self._namespaces or (),
