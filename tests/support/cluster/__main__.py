@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from support.cluster import binaries, certs, host_tools, namespace
+from support.cluster import binaries, certs, host_tools, namespace, operator
 from support.cluster.binaries import Unavailable
 from support.cluster.children import Child
 from support.cluster.cluster import Cluster, NodeOptions, start
@@ -66,6 +66,7 @@ def main() -> int:
 
 def _inside_command(options: argparse.Namespace, folder: Path) -> list[str]:
     shape = ["--nodes", str(options.nodes), "--gpus", str(options.gpus), "--folder", str(folder)]
+    shape += ["--no-operator"] if options.no_operator else []
     return namespace.command_inside([sys.executable, "-P", "-m", "support.cluster", "inside", *shape])
 
 
@@ -118,6 +119,7 @@ def _tell(folder: Path, port: int, ready_s: float) -> None:
     print(
         f"cluster ready in {ready_s:.1f} s · logs in {folder / 'logs'} · Ctrl-C stops it and leaves nothing behind\n\n"
         f"  export KUBECONFIG={kubeconfig} PATH={kubectl.parent}:$PATH\n\n"
+        "  kubectl apply -f examples/chat.yaml && kubectl wait --for=condition=Ready infsvc/chat --timeout=3m\n\n"
         "pods and Services answer inside its network only; a shell there:\n\n"
         f"  nsenter --target {pid} --net --mount --pid\n",
         flush=True,
@@ -134,6 +136,8 @@ def inside(options: argparse.Namespace) -> int:
     argv = options.argv[1:] if options.argv[:1] == ["--"] else options.argv
     nodes = [NodeOptions(f"node-{chr(ord('a') + i)}", gpus=options.gpus) for i in range(options.nodes)]
     with contextlib.suppress(KeyboardInterrupt), start(options.folder, nodes) as cluster:
+        if not options.no_operator:
+            operator.install(cluster.kubectl)
         if argv:
             return _run_in(cluster, argv)
         asyncio.run(_offer(cluster))

@@ -28,8 +28,10 @@ class Kubectl:
     namespace: str = "default"
     context: str | None = None
 
-    def __call__(self, *arguments: str, stdin: str | None = None, timeout_s: float = 120.0) -> str:
-        """Run it → standard output; raises KubectlError with standard error."""
+    def __call__(
+        self, *arguments: str, stdin: str | None = None, timeout_s: float = 180.0, check: bool = True
+    ) -> str:
+        """Run it → standard output; raises KubectlError with standard error, unless `check` is False."""
         context = [] if self.context is None else ["--context", self.context]
         done = subprocess.run(
             [str(self.program), "--namespace", self.namespace, *context, *arguments],
@@ -40,7 +42,7 @@ class Kubectl:
             env={**os.environ, "KUBECONFIG": str(self.kubeconfig)},
             check=False,
         )
-        if done.returncode != 0:
+        if check and done.returncode != 0:
             raise KubectlError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
         return done.stdout
 
