@@ -60,11 +60,13 @@ class RunView:
         if self._progress is not None:
             if self._task is not None:
                 self._progress.remove_task(self._task)
-            self._task = self._progress.add_task(text, total=1.0, label="tune")
+            # Nothing moves before the measurement: what the last config left behind is waited out.
+            self._task = self._progress.add_task(f"{text} · settling", total=1.0, label="tune")
             task, progress = self._task, self._progress
+            progress.refresh()
 
             def show(done: float) -> None:
-                progress.update(task, completed=done)
+                progress.update(task, completed=done, description=text)
                 progress.refresh()
 
             return show

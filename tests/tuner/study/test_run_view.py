@@ -54,9 +54,13 @@ def test_on_a_terminal_there_is_a_bar_and_the_lines_stay() -> None:
 
     stream = Terminal()
     with RunView(stream) as view:
-        view.begin("incumbent", 1, 5)(0.5)
+        show = view.begin("incumbent", 1, 5)
+        assert "trial 1 of 5 · incumbent · settling" in stream.getvalue()
+        stream.truncate(0)
+        show(0.5)
+        assert "trial 1 of 5 · incumbent" in stream.getvalue()
+        assert "settling" not in stream.getvalue()
         view.end(trial(0, "incumbent"))
-    assert "trial 1 of 5 · incumbent" in stream.getvalue()
     assert "━" in stream.getvalue()
     assert "violated TTFT 1, ITL 7" in stream.getvalue()
 
