@@ -26,6 +26,10 @@ examples:
   trimtab-operator render -f chat.yaml --diff chat.old.yaml
 """
 
+_RUN = """\
+Serve the InferenceServices of a cluster, in a pod or beside one. Of several operators the one that holds the Lease acts.
+"""
+
 _LOCAL = """\
 Serve one InferenceService from a file on this machine: engines are processes behind one address, and the control port
 answers status, live config and tuning for the whole service.
@@ -69,7 +73,12 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"trimtab-operator {version('trimtab')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    running = commands.add_parser("run", help="serve the InferenceServices of a cluster")
+    running = commands.add_parser(
+        "run",
+        help="serve the InferenceServices of a cluster",
+        description=_RUN,
+        formatter_class=_Help,
+    )
     if command == "run":
         from trimtab_operator.cluster.main import add_arguments as add_run_arguments
 
