@@ -45,6 +45,8 @@ MAX_RETRY_AFTER_S = 10.0
 PAGE = 500
 _READS = ("GET",)
 _RETRIED = frozenset({429, 500, 502, 503, 504})
+# Server-side apply answers 500 to values that do not fit a field's type (a quantity "lots"): asking again changes nothing.
+_MALFORMED = ("unable to convert", "failed to convert", "failed to create typed")
 
 
 class KubeError(OperatorError):
@@ -239,6 +241,8 @@ class Kube:
             status, reason, message, answer, retry_after_s = self._once(method, kind, url, data, content_type)
             if status is not None and status < 300:
                 return answer
+            if status == 500 and any(words in message for words in _MALFORMED):
+                status = 422
             again = status is None or status in _RETRIED or status in repeat
             if not again or tried == len(self._pauses_s):
                 raise _classified(what, status, reason, message, answer)

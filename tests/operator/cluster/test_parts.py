@@ -1,0 +1,293 @@
+"""Parts of the running operator against a real API server: the Lease, the key's Secret, events, the resync, any resource at all."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from support.crd_fields import leaves
+from support.kube_api import KubeApi, decode_secret
+from support.services import put, resource
+from trimtab_operator import names
+from trimtab_operator.api.status import Resolved
+from trimtab_operator.cluster import kinds, tokens
+from trimtab_operator.cluster.engines import Engines
+from trimtab_operator.cluster.events import BURST, REPEAT_AFTER_S, Recorder
+from trimtab_operator.cluster.kube import Kube, NotLeading, Refused
+from trimtab_operator.cluster.leadership import LEASE_S, SAFE_S, Leadership
+from trimtab_operator.cluster.metrics import OperatorMetrics
+from trimtab_operator.cluster.observe import Key, Observer, RunIndex
+from trimtab_operator.cluster.reconcile import Reconciler
+from trimtab_operator.cluster.resync import WATCH_GRACE_S, Resync
+from trimtab_operator.plan.cluster import Settings
+from trimtab_operator.plan.events import Happening
+
+pytestmark = pytest.mark.cluster
+Json = dict[str, Any]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def service(kube: Kube, namespace: str, name: str = "chat") -> Json:
+    made = resource()
+    made["metadata"] = {"name": name, "namespace": namespace}
+    return kube.create(made)
+
+
+# The Lease
+
+
+def pair(kube: Kube, namespace: str, clock: Clock) -> tuple[Leadership, Leadership]:
+    return Leadership(kube, namespace, "lease", "a", now=clock), Leadership(
+        kube, namespace, "lease", "b", now=clock
+    )
+
+
+def test_one_of_two_leads_and_stops_writing_before_the_other_may_take_over(
+    kube: Kube, namespace: str
+) -> None:
+    clock = Clock()
+    first, second = pair(kube, namespace, clock)
+    first.turn()
+    second.turn()
+    assert (first.leading, second.leading) == (True, False)
+    for _ in range(20):  # renewed: the other waits for ever
+        clock.now += 3
+        first.turn()
+        second.turn()
+        assert (first.leading, second.leading) == (True, False)
+    for _ in range(40):  # cut off: never two at a time
+        clock.now += 0.5
+        second.turn()
+        assert not (first.leading and second.leading)
+    assert (first.leading, second.leading) == (False, True)
+    assert SAFE_S < LEASE_S
+    with pytest.raises(NotLeading):
+        first.guard()
+    first.turn()
+    assert not first.leading
+
+
+def test_a_leader_that_ends_hands_over_at_once(kube: Kube, namespace: str) -> None:
+    clock = Clock()
+    first, second = pair(kube, namespace, clock)
+    first.start()
+    while not first.leading:
+        pass
+    second.turn()
+    assert not second.leading
+    first.stop()
+    second.turn()
+    assert second.leading
+
+
+# The key
+
+
+def test_the_key_is_created_once_and_read_from_the_mounted_file_alone(
+    kube: Kube, namespace: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "admin-key.pem"
+    first = tokens.obtain(kube, namespace, "key", file)
+    assert first is not None
+    assert tokens.obtain(kube, namespace, "key", file) is None, "it exists, and is not mounted yet"
+    secret = kube.get(kinds.SECRET, namespace, "key")
+    assert secret is not None
+    assert secret["immutable"] is True
+    file.write_bytes(decode_secret(secret, tokens.KEY_ENTRY))
+    file.chmod(stat.S_IRUSR)
+    second = tokens.obtain(kube, namespace, "key", file)
+    assert second is not None
+    assert second.public_pem == first.public_pem
+
+
+# Events
+
+
+def test_an_event_is_written_once_in_a_while_and_counted_up_after_that(kube: Kube, namespace: str) -> None:
+    made, clock = service(kube, namespace), Clock()
+    happening = Happening("Warning", "ModelLoadFailed", "no such file")
+    recorder = Recorder(kube, "i", now=clock)
+    for _ in range(50):
+        recorder.record(made, happening)
+    clock.now += REPEAT_AFTER_S + 1
+    recorder.record(made, happening)
+    Recorder(kube, "another life", now=clock).record(made, happening)
+    [event] = kube.list(kinds.EVENT, namespace)
+    assert event["count"] in (1, 2)
+    assert event["involvedObject"]["uid"] == made["metadata"]["uid"]
+    assert event["reason"] == "ModelLoadFailed"
+
+
+def test_a_resource_that_changes_for_ever_does_not_flood_the_api_server(kube: Kube, namespace: str) -> None:
+    made, clock = service(kube, namespace), Clock()
+    recorder = Recorder(kube, "i", now=clock)
+    for index in range(3 * BURST):
+        recorder.record(made, Happening("Normal", "ConfigApplied", f"generation {index}"))
+    assert len(kube.list(kinds.EVENT, namespace)) == BURST
+
+
+# Resync
+
+
+def resync(kube: Kube, namespace: str, clock: Clock) -> tuple[Resync, RunIndex, list[Key]]:
+    index, asked = RunIndex(), []
+    made = Resync(kube, [namespace], index, lambda key, delay: asked.append(key), 60, now=clock)
+    return made, index, asked
+
+
+def test_every_service_gets_a_look_and_every_run_is_known(kube: Kube, namespace: str) -> None:
+    service(kube, namespace)
+    kube.create({"apiVersion": names.API_VERSION, "kind": names.RUN_KIND, "metadata": {"name": "r1", "namespace": namespace},
+                 "spec": {"service": "nobody"}})  # fmt: skip
+    made, index, asked = resync(kube, namespace, Clock())
+    made.once()
+    assert set(asked) == {Key(namespace, "chat"), Key(namespace, "nobody")}
+    assert index.names(Key(namespace, "nobody")) == ["r1"]
+
+
+def test_a_watch_that_owes_a_change_for_long_is_dead_and_a_late_one_is_not(
+    kube: Kube, namespace: str
+) -> None:
+    clock, key = Clock(), Key(namespace, "chat")
+    first = service(kube, namespace)["metadata"]["resourceVersion"]
+    made, _, _ = resync(kube, namespace, clock)
+    made.delivered(key, first)
+    made.once()
+    clock.now += WATCH_GRACE_S * 2
+    assert made.dead_watch() is None, "nothing has changed"
+    changed = kube.merge(kinds.SERVICE, namespace, "chat", {"spec": {"replicas": 2}})["metadata"][
+        "resourceVersion"
+    ]
+    made.once()
+    assert made.dead_watch() is None, "it may still come"
+    clock.now += WATCH_GRACE_S + 1
+    assert made.dead_watch() is not None
+    made.delivered(key, changed)
+    assert made.dead_watch() is None
+
+
+# Any resource at all
+
+
+@pytest.fixture
+def reconciler(kube: Kube) -> Callable[[Key], float | None]:
+    signer = tokens.Signer.new()
+    engines = Engines(signer)
+    return Reconciler(
+        kube, engines, Observer(kube, engines, RunIndex()), Settings(Resolved(image="engine:1"), signer.public_pem),
+        Recorder(kube, "test"), OperatorMetrics(),
+    ).reconcile  # fmt: skip
+
+
+FIELDS = sorted(path for path in leaves(names.SERVICE_KIND) if "[]" not in path)
+STRANGE: st.SearchStrategy[object] = st.sampled_from(["", "0", "x" * 60, "1h", "0s", "-1", -1, 0, 1, 2**31, 1.5, True, None, [], {}, ["a", "a"], {"name": "x"},
+                           {"spec": []}, {"spec": {"containers": [{"name": "engine", "command": ["x"]}]}},
+                           {"spec": {"containers": [{"name": "engine", "resources": {"limits": {"cpu": "lots"}}}]}},
+                           {"spec": {"volumes": [{"name": "v", "secret": {}}]}}, {"metadata": {"labels": {"a b": "c"}}}])  # fmt: skip
+
+
+# What the CRD's schema lets through, although it cannot work or is odd.
+POD_TEMPLATES: list[object] = [
+    {"spec": []},
+    {"spec": {"containers": [{"name": "engine", "command": ["x"]}]}},
+    {"spec": {"containers": [{"name": "engine"}, {"name": "engine"}]}},
+    {"spec": {"containers": [{"name": "other"}]}},
+    {"spec": {"containers": [{"name": "engine", "resources": {"limits": {"cpu": "lots"}}}]}},
+    {"spec": {"containers": [{"name": "engine", "env": {"A": "B"}}]}},
+    {"spec": {"containers": [{"name": "engine", "ports": [{"containerPort": 99999999}]}]}},
+    {"spec": {"volumes": [{"name": "v", "secret": {}, "emptyDir": {}}]}},
+    {"spec": {"restartPolicy": "Never"}},
+    {"spec": {"noSuchField": 1}},
+    {"spec": {"nodeSelector": {"a b": "c d"}}},
+    {"metadata": {"labels": {"a b": "c"}}},
+    {"metadata": {"annotations": {"a": 1}}},
+    {"spec": {"terminationGracePeriodSeconds": -5}},
+]
+ODD = st.sampled_from(
+    [
+        *(("podTemplate", template) for template in POD_TEMPLATES),
+        *((path, text) for path in ("rollout.drainTimeout", "rollout.progressDeadline", "startupTimeout", "slo.ttft")
+          for text in ("0.5ms", "1ms", "100000h", "1h1h1h", "0.0000001ms", "2m")),
+        *(("model.uri", uri) for uri in ("file:///%zz", "package://x/y", "pvc://claim/a/../b", "hf://a/b", "file:///a b")),
+        ("service.annotations", {"a b": "c"}), ("service.type", "LoadBalancer"), ("service.port", 65535),
+        ("model.cache.claimName", "Not Valid!"), ("model.cache.sizeLimit", "1Ei"), ("model.servedName", "a" * 200),
+        ("security.networkPolicy.ingressFrom", [{"bogus": 1}]), ("security.networkPolicy.ingressFrom", [{"podSelector": {}}]),
+        ("security.apiKeySecretRef", {"name": "x"}), ("engine.extraArgs", ["--record-steps", "\n"]), ("engine.image", "a b c"),
+        ("engine.imagePullSecrets", [{"name": ""}]), ("podDisruptionBudget.minAvailable", 5), ("replicas", 3), ("suspend", True),
+        ("monitoring.podMonitor.labels", {"a b": "c"}), ("engine.runtime", "vllm"), ("rollout.maxSurge", 0),
+        ("targetRef", {"apiVersion": "apps/v1", "kind": "Deployment", "name": "x"}), ("engine.kvCacheMemory", "1"),
+    ]
+)  # fmt: skip
+
+
+@settings(
+    max_examples=int(os.environ.get("TRIMTAB_INVALID_SERVICES", "120")),
+    suppress_health_check=list(HealthCheck),
+)
+@given(st.lists(ODD | st.tuples(st.sampled_from(FIELDS), STRANGE) | ODD, min_size=1, max_size=3))
+def test_whatever_is_written_is_refused_by_the_api_server_or_answered_by_a_condition(
+    api: KubeApi,
+    kube: Kube,
+    namespace: str,
+    reconciler: Callable[[Key], float | None],
+    changes: list[tuple[str, object]],
+) -> None:
+    made = resource()
+    made["metadata"] = {"name": "chat", "namespace": namespace}
+    for path, value in changes:
+        try:
+            put(made["spec"], path, value)
+        except (TypeError, AttributeError):
+            return  # two changes of which one is no object for the other
+    try:
+        uid = kube.create(made)["metadata"]["uid"]
+    except Refused:
+        return
+    try:
+        reconciler(Key(namespace, "chat"))
+        found = kube.get(kinds.SERVICE, namespace, "chat")
+        assert found is not None
+        conditions = {c["type"]: c for c in found["status"]["conditions"]}
+        assert found["status"]["observedGeneration"] == found["metadata"]["generation"]
+        if conditions["Stalled"]["status"] == "True":
+            assert len(conditions["Stalled"]["message"]) > 20, "says path, value and what is allowed"
+    finally:
+        kube.delete(kinds.SERVICE, namespace, "chat", uid)
+        for kind in kinds.CHILDREN:
+            for child in kube.list(kind, namespace, {names.LABEL_SERVICE: "chat"}):
+                metadata = child["metadata"]
+                kube.delete(kind, namespace, metadata["name"], metadata["uid"])
+
+
+def test_a_second_reconcile_writes_nothing(
+    kube: Kube, namespace: str, reconciler: Callable[[Key], float | None]
+) -> None:
+    service(kube, namespace)
+    reconciler(Key(namespace, "chat"))
+    before = {
+        k.name: [o["metadata"]["resourceVersion"] for o in kube.list(k, namespace)]
+        for k in (*kinds.CHILDREN, kinds.SERVICE)
+    }
+    for _ in range(3):
+        reconciler(Key(namespace, "chat"))
+    after = {
+        k.name: [o["metadata"]["resourceVersion"] for o in kube.list(k, namespace)]
+        for k in (*kinds.CHILDREN, kinds.SERVICE)
+    }
+    assert after == before
+    [made] = kube.list(kinds.SERVICE, namespace)
+    assert set(made["metadata"]) & {"annotations", "finalizers"} == set()
