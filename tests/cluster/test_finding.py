@@ -1,0 +1,72 @@
+"""How a cluster is found: nobody's own cluster is touched by accident, and what is missing is said."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from support.cluster import binaries
+from support.cluster.binaries import PROGRAMS, Unavailable, find_or_build
+from support.cluster.cluster import ALLOWED_CONTEXTS, existing
+
+
+def kubeconfig(folder: Path, context: str) -> Path:
+    """A kubeconfig whose current context has that name."""
+    path = folder / "config"
+    path.write_text(json.dumps({"apiVersion": "v1", "kind": "Config", "current-context": context, "contexts": [
+        {"name": context, "context": {"cluster": "c", "user": "u"}}]}))  # fmt: skip
+    return path
+
+
+def test_a_kubeconfig_alone_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, "production")))
+    monkeypatch.delenv("USE_EXISTING_CLUSTER", raising=False)
+    assert existing() is None
+
+
+@pytest.mark.parametrize("allowed", ["", "staging,prod", "product"])
+def test_a_context_that_is_not_listed_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, allowed: str
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, "production")))
+    monkeypatch.setenv("USE_EXISTING_CLUSTER", "true")
+    monkeypatch.setenv(ALLOWED_CONTEXTS, allowed)
+    with pytest.raises(Unavailable, match="'production' is not allowed"):
+        existing()
+
+
+def test_a_listed_context_is_used_and_named_in_every_call(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, "kind-trimtab")))
+    monkeypatch.setenv("USE_EXISTING_CLUSTER", "true")
+    monkeypatch.setenv(ALLOWED_CONTEXTS, "other,kind-trimtab")
+    found = existing()
+    assert found is not None
+    assert found.context == "kind-trimtab"
+
+
+def test_a_folder_of_assets_must_hold_every_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
+    for name in PROGRAMS[:-1]:
+        (tmp_path / name).touch(mode=0o755)
+    with pytest.raises(Unavailable, match=rf"lacks {PROGRAMS[-1]}$"):
+        find_or_build()
+    (tmp_path / PROGRAMS[-1]).touch(mode=0o755)
+    assert find_or_build() == tmp_path
+
+
+def test_without_go_and_assets_the_reason_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("KUBEBUILDER_ASSETS", raising=False)
+    monkeypatch.setattr(shutil, "which", lambda *_args, **_options: None)
+    with pytest.raises(Unavailable, match="no Go on this machine"):
+        find_or_build()
+
+
+def test_the_tool_module_names_one_version_everywhere() -> None:
+    lines = (binaries.TOOL_MODULE / "go.mod").read_text().splitlines()
+    staging = {line.split()[-1] for line in lines if "=> k8s.io/" in line}
+    assert staging == {binaries.kubernetes_version().replace("v1.", "v0.")}
