@@ -57,6 +57,26 @@ def test_request_within_targets_meets_both() -> None:
     assert bench.count("itl", "met") == 1
 
 
+def test_a_request_with_targets_of_its_own_is_judged_by_them_and_counted_under_its_class() -> None:
+    bench = Bench()
+    record = bench.ledger.arrived(
+        request_id="a",
+        slo_class="default",
+        prompt_token_ids=range(20),
+        arrival_s=bench.clock.time,
+        ttft_s=0.2,
+        itl_s=0.5,
+    )
+    bench.wait(0.21)
+    bench.ledger.tick()
+    assert bench.count("ttft", "violated") == 1  # the class allows a second
+    bench.ledger.token_delivered(record, 1)
+    bench.wait(0.45)
+    bench.ledger.token_delivered(record, 1)
+    bench.ledger.finished(record, "stop")
+    assert bench.count("itl", "met") == 1  # the class allows 0.1 s
+
+
 def test_request_held_back_unscheduled_shows_in_gauge_and_counter_at_once() -> None:
     bench = Bench()
     bench.arrive()

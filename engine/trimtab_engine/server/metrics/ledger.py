@@ -147,8 +147,13 @@ class Ledger:
         arrival_s: float,
         tenant: str | None = None,
         max_tokens: int | None = None,
+        ttft_s: float | None = None,
+        itl_s: float | None = None,
     ) -> RequestRecord:
-        """Open a record; `arrival_s` is when the request's body had been read. The class must be known."""
+        """Open a record; `arrival_s` is when the request's body had been read. The class must be known.
+
+        `ttft_s` and `itl_s` are targets of its own; it is judged by them, and counted under its class.
+        """
         targets = self._slo.by_name(slo_class)
         assert targets is not None, f"class {slo_class!r} was not checked at the door"
         record = RequestRecord(
@@ -158,13 +163,13 @@ class Ledger:
             arrival_s=arrival_s,
             arrival_unix_s=time.time() - (self._now() - arrival_s),
             num_prompt_tokens=len(prompt_token_ids),
-            ttft_target_s=targets.ttft_s,
-            itl_target_s=targets.itl_s,
+            ttft_target_s=targets.ttft_s if ttft_s is None else ttft_s,
+            itl_target_s=targets.itl_s if itl_s is None else itl_s,
             max_tokens=max_tokens,
             prefix_block_ids=self._workload.prefix_block_ids(prompt_token_ids) if self._workload else (),
         )
         self._open[request_id] = record
-        self._arm(record, "ttft", arrival_s + targets.ttft_s)
+        self._arm(record, "ttft", arrival_s + record.ttft_target_s)
         return record
 
     def rejected(self, record: RequestRecord, reason: str) -> None:

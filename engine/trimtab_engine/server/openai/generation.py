@@ -229,6 +229,8 @@ def _record(ledger: Ledger, plan: Plan, prompt: Prompt) -> RequestRecord:
         arrival_s=plan.arrival_s,
         tenant=plan.tenant,
         max_tokens=prompt.max_tokens,
+        ttft_s=plan.ttft_s,
+        itl_s=plan.itl_s,
     )
 
 
