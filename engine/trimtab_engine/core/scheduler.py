@@ -256,6 +256,8 @@ class Scheduler:
     def _pass_prompts(self, builder: StepBuilder, now: float) -> None:
         """Passes B and C merged: before each running prompt those that outrank it, or are quick, are admitted."""
         self._blocked = None
+        if not self._state.running.prefills and self._state.queue.peek() is None:
+            return  # decodes alone need no limit
         self._deadlines.limit(builder, now)
         for request in self._state.running.prefills[:]:
             if builder.budget <= 0 or builder.cut_short:
