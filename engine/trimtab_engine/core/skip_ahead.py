@@ -19,9 +19,8 @@ def steady_steps(state: Lifecycle, budget: int, max_model_len: int) -> int:
     0 unless every live request decodes. The step in which the first of them reaches its `max_tokens` or the model length is
     not counted. Only for requests that nothing but a length ends: `ignore_eos`, no stop tokens.
     """
-    running = state.running
-    decodes = running.decodes
-    if not decodes or running.prefills or len(decodes) > budget or len(state.requests) != len(decodes):
+    decodes = state.running.decodes
+    if not decodes or len(decodes) > budget or len(state.requests) != len(decodes):
         return 0
     steps = max_model_len
     for request in decodes:

@@ -127,3 +127,16 @@ def test_a_skip_stops_before_the_step_that_lacks_memory() -> None:
     before = scheduler.stats.preemptions_recompute
     one_step(scheduler, 100.0)
     assert scheduler.stats.preemptions_recompute == before + 1
+
+
+def test_decodes_that_must_take_turns_are_not_steady() -> None:
+    scheduler = make([5, 5, 5], [30, 30, 30], 60, True)
+    assert scheduler.steady_steps > 0
+    scheduler.reconfigure(make_live(budget=2, seqs=2), 2)
+    assert scheduler.steady_steps == 0
+
+
+def test_nothing_is_steady_while_a_step_is_in_flight() -> None:
+    scheduler = make([5], [30], 60, True)
+    scheduler.schedule(10.0)
+    assert scheduler.steady_steps == 0

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.simulations import SLO, run, server, step_time, token_times, trace_of
+from trimtab_engine.core.step import Step
 from trimtab_tuner.commands.trace import describe
 from trimtab_tuner.errors import InputError
 from trimtab_tuner.result import ReplayResult
@@ -20,6 +21,7 @@ from trimtab_tuner.simulate.cost import ScatteredCost
 from trimtab_tuner.simulate.fleet import Delays
 from trimtab_tuner.simulate.simulate import Simulation, live_slo
 from trimtab_tuner.simulate.stop_rule import StopRule
+from trimtab_tuner.simulate.tokens import SyntheticTokens
 from trimtab_tuner.slo import Slo
 from trimtab_tuner.stats import summarise
 from trimtab_tuner.trace import Trace, TraceRequest
@@ -343,6 +345,44 @@ def test_a_run_is_stopped_early_only_when_its_end_would_break_the_rule(
             assert (watched.late_gaps, watched.late_starts) == (late_gaps, late_starts)
 
 
+def unbroken(gap_s: float, delay_s: float) -> StopRule:
+    """A rule that only counts."""
+    return StopRule(gap_s, 10**9, delay_s, 10**9)
+
+
+@pytest.mark.parametrize("gap_s", [0.5, 1.155])
+def test_late_gaps_of_skipped_steps_are_counted_one_for_each_stream(gap_s: float) -> None:
+    # Steps grow with the context: at 0.5 every gap is late, at 1.155 those of the second half or so.
+    cost, trace = step_time(1.0, decode_context=0.001), trace_of(*((0.0, 20, 60) for _ in range(3)))
+    rules = [unbroken(gap_s, 1.0) for _ in range(2)]
+    simulations = [
+        run(trace, cost, stop_rule=rule, skip_ahead=skip)
+        for rule, skip in zip(rules, (True, False), strict=True)
+    ]
+    assert simulations[0].num_skipped > 50
+    counted = sum(b - a > gap_s for times in token_times(simulations[0]) for a, b in pairwise(times))
+    assert 30 < counted <= 3 * 59
+    assert [rule.late_gaps for rule in rules] == [counted, counted]
+
+
+def test_a_readmission_after_a_preemption_is_no_late_start() -> None:
+    rule = unbroken(1.0, 0.5)
+    trace = trace_of(*((0.0, 30, 60) for _ in range(4)))
+    simulation = run(trace, stop_rule=rule, on=server(num_blocks=12, budget=120))
+    assert simulation.stats[0].preemptions_recompute > 0
+    assert rule.late_starts == sum(
+        delay is not None and delay > 0.5 for delay in simulation.scheduling_delays_s
+    )
+
+
+def test_a_queue_that_has_waited_too_long_stops_a_run_before_it_is_served() -> None:
+    # One place, taken for 500 s: by 3 s, more than half of the others have waited for over a second.
+    trace = trace_of((0.0, 10, 500), *((0.1 * n, 10, 1) for n in range(1, 40)))
+    simulation = run(trace, stop_rule=StopRule(10.0, 0, 1.0, 10), on=server(seqs=1))
+    assert simulation.stopped
+    assert simulation.result.meta["elapsed_s"] < 3.0
+
+
 def test_what_a_stop_cuts_off_is_cancelled_not_failed() -> None:
     trace = trace_of(*((0.0, 64, 5) for _ in range(20)))
     simulation = run(trace, stop_rule=StopRule(0.5, 0, 1.0, 0), on=server(seqs=2))
@@ -377,6 +417,49 @@ def test_targets_of_classes_reach_the_scheduler() -> None:
     assert live_slo(Slo(1.0, 0.1, {"default": Slo(2.0, 0.2)})).classes[0].ttft_s == 2.0
 
 
-def test_a_class_of_the_trace_arrives_at_the_engine() -> None:
+class Watching:
+    """Keeps the classes that the scheduler saw, and the longest step."""
+
+    def __init__(self) -> None:
+        self.classes: set[str] = set()
+        self.longest_s = 0.0
+
+    def on_step(self, replica: int, step: Step, begin_s: float, end_s: float) -> None:
+        self.classes |= {request.slo_class for request in step.requests}
+        self.longest_s = max(self.longest_s, end_s - begin_s)
+
+    def on_events(self, replica: int, events: object, now: float) -> None:
+        """Not of interest here."""
+
+
+def test_a_class_of_the_trace_arrives_at_the_scheduler() -> None:
     trace = Trace((TraceRequest(0.0, 4, 2, slo_class="batch"),), "made here", "records")
-    assert run(trace).result.requests[0].slo_class == "batch"
+    seen = Watching()
+    assert run(trace, observer=seen).result.requests[0].slo_class == "batch"
+    assert seen.classes == {"batch"}
+
+
+def test_the_sla_aware_policy_knows_how_long_simulated_steps_take() -> None:
+    # A 400-token step would take 0.41 s; the target for gaps is 0.1 s.
+    cost = step_time(0.01, **{f"tokens_from_{knot}": 0.001 for knot in (1, 4, 16, 64, 256, 1024)})
+    trace = trace_of((0.0, 2, 30), (0.05, 400, 1))
+    longest = {}
+    for policy in ("fcfs", "sla-aware"):
+        seen = Watching()
+        run(trace, cost, server(budget=512, policy=policy), observer=seen)
+        longest[policy] = seen.longest_s
+    assert longest["fcfs"] > 0.4
+    assert longest["sla-aware"] <= 0.1
+    mistaken = Watching()  # believes that steps cost nothing
+    run(trace, cost, server(budget=512, policy="sla-aware", step_time=step_time(0.0)), observer=mistaken)
+    assert mistaken.longest_s > 0.4
+
+
+def test_prompts_are_as_long_as_the_trace_says_whatever_their_blocks() -> None:
+    trace = trace_of((0.0, 40, 1), (0.0, 64, 1), (0.0, 100, 1), prefixes=[(1, 2), (1, 2), (1, 2)], block=32)
+    tokens = SyntheticTokens(trace)
+    prompts = [tokens.prompt(n, each) for n, each in enumerate(trace.requests)]
+    assert [len(prompt) for prompt in prompts] == [40, 64, 100]
+    assert prompts[0] == prompts[1][:40]
+    assert prompts[1] == prompts[2][:64]
+    assert len(set(prompts[2])) == 3
