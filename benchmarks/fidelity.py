@@ -10,7 +10,9 @@ serve them (`--divide-lengths` for a slower machine). One engine a replay, each 
     full queue   the same requests all at once             capacity: requests finished a second
 
 Errors are signed: simulated / measured - 1 for each quantile, so that they cannot cancel. Simulations are repeated with other
-draws of the scatter and their quantiles averaged; those without scatter are reported too. Identity: every record's batches are
+draws of the scatter and their quantiles averaged; those without scatter are reported too. `step_time_drift` says how much longer the
+engine's steps of a held-out replay took than the model says: where it is far from 0, the machine changed between the replays, and
+the errors measure that. Identity: every record's batches are
 planned again by the simulator, with the engine's clock and, apart, from arrivals and step times alone. Steps disturbed by
 other jobs are part of what is measured: run this on a quiet machine. `make bench NAME=fidelity`.
 """
@@ -170,6 +172,9 @@ def main() -> None:
                 for seed in range(SCATTER_DRAWS)
             ),
         }
+        drift = {
+            name: drift_of(each, learnt.model) for name, each in {**measured, "full queue": full}.items()
+        }
         identity = identities([calibrated, *measured.values(), full])
     worst = {
         key: max((rows["error"][key.removesuffix("_error")] for rows in errors.values()), key=abs)
@@ -183,6 +188,7 @@ def main() -> None:
         **identity,
         "by_trace": errors,
         "capacity_rps": capacity,
+        "step_time_drift": rounded(drift),
         "limits": LIMITS,
         "missed": missed,
         "passed": not missed and identity["identical_batches"] == 1.0,
@@ -298,6 +304,12 @@ def compare_quantiles(bench: Bench, measured: Measured, learnt: Calibration) -> 
     }
 
 
+def drift_of(measured: Measured, model: StepTimeModel) -> float:
+    """Seconds that the recorded steps took, over what the model says of the same steps, less 1."""
+    steps = recorded_steps(measured.record)
+    return sum(step.duration_s for step in steps) / sum(model.predict(step.features) for step in steps) - 1
+
+
 def identities(measured: Sequence[Measured]) -> dict[str, float]:
     """Share of batches of all records that the simulator plans alike: by the engine's clock, and running free."""
     clocked = [compare(each.record) for each in measured]
@@ -355,6 +367,8 @@ def table(
         f"{figures['identical_batches']:.2%} of {figures['batches']} by the engine's clock, "
         f"{figures['identical_batches_free_running']:.2%} from arrivals and step times alone. "
         f"Missed: {', '.join(map(str, figures['missed'])) or 'nothing'}.",  # type: ignore[call-overload]
+        "",
+        f"Steps took longer than the model says by (held-out replays, the machine's drift): {figures['step_time_drift']}.",
         "",
         f"Command: `{before['command']}` at commit {before['commit']}; {before['cpu']}.",
         "",
