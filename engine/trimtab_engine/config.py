@@ -60,7 +60,11 @@ class EngineConfig:
             "a number from 0.05 to 0.99",
         )
         if self.num_threads is not None:
-            _check(self.num_threads >= 1, "num_threads", self.num_threads, "at least 1")
+            # torch crashes when it cannot start as many as it was told.
+            _check(
+                1 <= self.num_threads <= 1024, "num_threads", self.num_threads, "at least 1 and at most 1024"
+            )
+        _check(-(2**63) <= self.seed < 2**63, "seed", self.seed, "an integer of 64 bits")
         for name in ("max_num_batched_tokens", "max_num_seqs"):
             value = getattr(self.ceilings, name)
             _check(1 <= value <= 1_048_576, f"ceilings.{name}", value, "an integer from 1 to 1048576")

@@ -164,8 +164,8 @@ class _Server:
             asyncio.create_task(coroutine, name=name)
             for name, coroutine in self._background(servers, serving, admin)
         ]
-        self._announce(serving, admin)
         try:
+            self._announce(serving, admin)
             return await self._until_end(tasks, servers)
         finally:
             state.client.kill()
@@ -305,9 +305,14 @@ class _Server:
         path = self._options.port_file
         if path is not None:
             body = json.dumps({"port": port, "admin_port": admin_port, "pid": os.getpid()})
-            temporary = path.with_name(f".{path.name}.{os.getpid()}")
-            temporary.write_text(body + "\n")
-            temporary.replace(path)  # whoever polls for the file never reads half of it
+            try:
+                temporary = path.with_name(f".{path.name}.{os.getpid()}")
+                temporary.write_text(body + "\n")
+                temporary.replace(path)  # whoever polls for the file never reads half of it
+            except OSError as error:
+                temporary.unlink(missing_ok=True)
+                allowed = f"a file that can be written ({error.strerror})"
+                raise ConfigError("--port-file", str(path), allowed) from error
 
 
 class _UvicornServer(uvicorn.Server):

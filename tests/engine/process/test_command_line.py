@@ -106,6 +106,8 @@ def test_a_lowered_ceiling_lowers_the_defaults_with_it() -> None:
         (["--admin-host", "0.0.0.0"], "--admin-host", "a loopback address, unless --admin-public-key"),
         (["--admin-public-key", "k.pem"], "--admin-audience", "when --admin-public-key is given"),
         (["--stall-timeout", "0"], "--stall-timeout", "seconds from 0.1"),
+        (["--num-threads", "9999999"], "--num-threads", "at most 1024"),
+        (["--seed", str(2**63)], "--seed", "an integer of 64 bits"),
         (["--client-stall-timeout", "0"], "--client-stall-timeout", "seconds from 0.1"),
     ],
 )
@@ -190,3 +192,19 @@ def test_an_unreadable_key_file_ends_with_code_2(tiny_model: Path, tmp_path: Pat
     ended = run("serve", str(tiny_model), "--admin-public-key", str(missing), "--admin-audience", "me")
     assert ended.returncode == 2
     assert str(missing) in ended.stderr
+
+
+@pytest.mark.parametrize("place", ["missing/ports.json", "."])
+def test_a_port_file_that_cannot_be_written_ends_with_code_2_and_leaves_nothing(
+    tiny_model: Path, tmp_path: Path, place: str
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    ended = run(
+        "serve", str(tiny_model), "--port", "0", "--admin-port", "0", "--port-file", str(folder / place)
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert "--port-file" in ended.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in ended.stderr
+    assert list(tmp_path.iterdir()) == [folder]
+    assert not list(folder.iterdir())
