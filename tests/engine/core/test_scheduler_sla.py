@@ -351,6 +351,22 @@ def test_what_could_never_have_been_in_time_or_has_begun_is_not_shed() -> None:
     assert (hopeless.finish_reason, begun.finish_reason) == (FinishReason.LENGTH, FinishReason.LENGTH)
 
 
+def test_work_already_spent_on_a_preempted_prompt_is_not_shed() -> None:
+    engine = make_engine(seqs=1, shed_late=True)
+    engine.add(make_request(10, 150))
+    engine.step()
+    preempted = make_request(10, 1, arrival_s=engine.now)
+    engine.add(preempted)
+    preempted.state, preempted.num_preemptions = (
+        RequestState.PREEMPTED,
+        1,
+    )  # as if half of it had been computed
+    engine.until(lambda: engine.now > 1.2)
+    assert preempted.standing is Standing.LATE
+    engine.finish()
+    assert preempted.finish_reason is FinishReason.LENGTH
+
+
 def test_under_fcfs_nothing_is_late_shed_or_cut_by_time() -> None:
     engine = make_engine(seqs=1, shed_late=True, policy="fcfs")
     first, second = make_request(2500, 150), make_request(10, 1)
