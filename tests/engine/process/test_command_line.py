@@ -65,7 +65,7 @@ def test_every_field_has_a_flag_that_binds() -> None:
             *("--drain-timeout", "6", "--leaving-time", "7", "--stall-timeout", "8", "--api-keys", "k"),
             *("--admin-public-key", "a", "--admin-audience", "me", "--trusted-class-header", "X-Class"),
             *("--trusted-tenant-header", "X-Tenant", "--log-format", "json", "--served-model-name", "name"),
-            *("--client-stall-timeout", "9", "--fair-tenants"),
+            *("--client-stall-timeout", "9", "--fair-tenants", "--swap-memory", "64Mi"),
         )
     )
     engine_defaults, server_defaults = EngineConfig(model=""), ServerOptions(served_model_name="")
