@@ -20,6 +20,8 @@ def steady_steps(state: Lifecycle, budget: int, max_model_len: int) -> int:
     not counted. Only for requests that nothing but a length ends: `ignore_eos`, no stop tokens.
     """
     decodes = state.running.decodes
+    if state.fair is not None:
+        return 0  # tenants are charged token by token
     if not decodes or len(decodes) > budget or len(state.requests) != len(decodes):
         return 0
     steps = max_model_len

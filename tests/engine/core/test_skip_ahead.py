@@ -140,3 +140,17 @@ def test_nothing_is_steady_while_a_step_is_in_flight() -> None:
     scheduler = make([5], [30], 60, True)
     scheduler.schedule(10.0)
     assert scheduler.steady_steps == 0
+
+
+def test_nothing_is_skipped_where_tenants_are_charged_by_token() -> None:
+    scheduler = Scheduler(
+        num_blocks=60,
+        block_size=4,
+        max_model_len=MAX_MODEL_LEN,
+        live=make_live(budget=64, seqs=8),
+        generation=1,
+        fair_tenants=True,
+    )
+    scheduler.add(make_request([1] * 4, 30))
+    one_step(scheduler, 1.0)
+    assert scheduler.steady_steps == 0

@@ -90,6 +90,21 @@ def test_preempted_requests_still_say_all_their_tokens() -> None:
     assert all(request.status == "ok" for request in simulation.result.requests)
 
 
+def test_swapped_requests_pay_for_their_copies_and_not_for_recomputation() -> None:
+    trace = trace_of(*((0.0, 30, 60) for _ in range(4)))
+    cost = step_time(1.0, tokens_from_1=0.1)  # recomputing is dear
+    recomputed, free, paid = (
+        run(trace, cost, server(num_blocks=12, num_swap_blocks=blocks, swap_block_s=seconds))
+        for blocks, seconds in ((0, 0.0), (100, 0.0), (100, 0.01))
+    )
+    assert recomputed.stats[0].preemptions_swap == 0
+    assert recomputed.stats[0].recomputed_tokens > 0
+    assert free.stats[0].preemptions_swap == paid.stats[0].preemptions_swap > 0
+    assert free.stats[0].recomputed_tokens == 0
+    assert free.busy_s < paid.busy_s < recomputed.busy_s
+    assert [len(times) for times in token_times(paid)] == [60] * 4
+
+
 traces = st.lists(
     st.tuples(st.integers(0, 40), st.integers(1, 90), st.integers(1, 40)), min_size=1, max_size=12
 ).map(lambda rows: trace_of(*sorted((at / 4, prompt, output) for at, prompt, output in rows)))
@@ -100,6 +115,8 @@ servers = st.builds(
     policy=st.sampled_from(["fcfs", "priority", "sla-aware"]),
     num_blocks=st.integers(9, 40),
     prefill_first=st.booleans(),
+    num_swap_blocks=st.sampled_from([0, 0, 3, 50]),
+    swap_block_s=st.sampled_from([0.0, 0.01]),
 )
 costs = st.builds(
     step_time,

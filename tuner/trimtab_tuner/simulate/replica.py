@@ -54,6 +54,7 @@ class Replica:
         skip_ahead: bool = True,
         observer: StepObserver | None = None,
         stop_rule: StopRule | None = None,
+        swap_block_s: float = 0.0,
     ) -> None:
         self.number = number
         self.scheduler = scheduler
@@ -67,6 +68,7 @@ class Replica:
         self._skip_ahead = skip_ahead and observer is None
         self._observer = observer
         self._stop_rule = stop_rule
+        self._swap_block_s = swap_block_s
 
     def add(self, request: Request, result: RequestResult) -> None:
         """Queue a request; raises what `Scheduler.add` raises, and nothing changed then."""
@@ -85,7 +87,9 @@ class Replica:
             self._deliver(self.scheduler.drain_events(), now)
             return None
         self.step = step
-        seconds = self._cost.predict(features_of(step))
+        # Copies are made before the forward pass and on the same stream, so they lengthen the step.
+        copies_s = self._swap_block_s * (len(step.swap_out) + len(step.swap_in))
+        seconds = self._cost.predict(features_of(step)) + copies_s
         self.num_steps += 1
         self.busy_s += seconds
         if self._stop_rule is not None:

@@ -46,6 +46,8 @@ class Server:
     max_model_len: int = 32_768
     enable_prefix_caching: bool = True
     prefill_first: bool = False
+    num_swap_blocks: int = 0  # KV blocks in CPU memory for preempted requests
+    swap_block_s: float = 0.0  # seconds to copy one of them, in either direction
     delays: Delays = field(default_factory=Delays)
     step_time: StepTimeModel | None = None
 
@@ -59,6 +61,8 @@ class Server:
             generation=0,
             enable_prefix_caching=self.enable_prefix_caching,
             prefill_first=self.prefill_first,
+            num_swap_blocks=self.num_swap_blocks,
+            swap_block_s=self.swap_block_s,
         )
         believed = cost if self.step_time is None else self.step_time
         if isinstance(believed, StepTimeModel):
@@ -115,6 +119,7 @@ def simulate(
             skip_ahead=skip_ahead,
             observer=observer,
             stop_rule=stop_rule,
+            swap_block_s=server.swap_block_s,
         )
         for number in range(replicas)
     ]
