@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,11 @@ from support.engine_server import wait_until
 
 
 @pytest.fixture(scope="module")
-def with_operator(cluster: Cluster) -> None:
+def with_operator(cluster: Cluster) -> Iterator[None]:
     """The operator runs."""
     operator.install(cluster.kubectl)
+    yield
+    operator.uninstall(cluster.kubectl)
 
 
 @pytest.mark.usefixtures("with_operator")

@@ -35,6 +35,12 @@ def install(kubectl: Kubectl, *, timeout_s: int = 120) -> None:
         raise RuntimeError(f"the operator is not ready: {error}\n{happened}\n{said}") from error
 
 
+def uninstall(kubectl: Kubectl) -> None:
+    """Remove it, so that another operator may have the cluster; the CRDs stay."""
+    kubectl("delete", "namespace", NAMESPACE, "--timeout=90s")
+    kubectl("delete", f"clusterrole/{NAME}", f"clusterrolebinding/{NAME}")
+
+
 def _namespace() -> Json:
     level = {"pod-security.kubernetes.io/enforce": "restricted"}
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": level}}
