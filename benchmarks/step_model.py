@@ -32,7 +32,7 @@ from trimtab_engine.runtime.runner import Runner
 
 TARGET_MEDIAN, TARGET_P95 = 0.05, 0.15
 MIN_HELD_OUT = 100
-BUDGETS = (64, 256, 512, 1024)
+BUDGETS = (32, 128, 512)
 KINDS = ("decode", "short prompts", "long prompts")
 Sample = tuple[StepFeatures, float, bool]
 
@@ -125,8 +125,8 @@ def steps(runner: Runner, seed: int, limit_s: float, clock: Callable[[], float])
             scheduler.reconfigure(live, number + 1)
             wanted = random.choice((1, 4, 8, 16, 24))
         while scheduler.stats.num_running + scheduler.stats.num_waiting < wanted:
-            long = random.random() < 0.15
-            length = random.randrange(1500, 6000) if long else int(2 ** random.uniform(3, 9))
+            long = random.random() < 0.08
+            length = random.randrange(800, 3000) if long else int(2 ** random.uniform(3, 9))
             scheduler.add(
                 Request(
                     id=f"r{seed}-{number}-{random.random()}",
