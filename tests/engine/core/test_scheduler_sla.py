@@ -406,3 +406,62 @@ def test_an_unmeasured_engine_begins_with_small_steps_and_doubles_as_it_learns()
         tokens.append(engine.step().num_tokens)
     assert tokens == [128, 256, 512, 1024, 2048, 968]
     assert all(after <= 2 * before for before, after in pairwise(tokens))
+
+
+def test_the_victim_is_found_by_the_next_deadline_not_by_the_order_of_prompts() -> None:
+    engine = make_engine(num_blocks=14, seqs=3)
+    fast_talker = make_request(12, 40, ttft_s=20.0, itl_s=0.05)  # its prompt could wait, its tokens cannot
+    slow_talker = make_request(12, 40, ttft_s=1.0, itl_s=5.0)
+    engine.add(fast_talker, slow_talker)
+    assert engine.until_preempted().preempted == [slow_talker]
+
+
+def test_a_prompt_under_way_does_not_become_late() -> None:
+    engine = make_engine()
+    long = make_request(600, 1)
+    engine.add(long)
+    engine.until(lambda: long.num_output_tokens == 1)
+    assert engine.now > long.latest_start_s
+    assert long.standing is Standing.SAVABLE
+
+
+def test_switching_policies_back_and_forth_moves_a_late_request_only_once() -> None:
+    engine = make_engine(seqs=1)
+    engine.add(make_request(10, 150))
+    engine.step()
+    waiting = make_request(10, 1, arrival_s=engine.now)
+    engine.add(waiting)
+    for generation, policy in enumerate(("fcfs", "sla-aware", "fcfs", "sla-aware"), start=2):
+        engine.scheduler.reconfigure(make_live(2048, 1, policy, classes=(CHAT, BATCH)), generation)
+    engine.scheduler._state.standings.watch(
+        waiting
+    )  # as a readmission that was taken back leaves it: watched twice
+    engine.until(lambda: engine.now > 1.2)
+    assert waiting.standing is Standing.LATE
+
+
+def test_a_late_prompt_under_way_that_becomes_overdue_goes_before_the_others_under_way() -> None:
+    classes = (SloClass("chat", 0.3, 0.1), SloClass("slow", 9.0, 0.1))
+    engine = make_engine(classes=classes, policy="fcfs")
+    engine.scheduler.reconfigure(make_live(64, 8, "fcfs", long_prefill=20, classes=classes), 2)
+    savable, late = make_request(600, 1, slo_class="slow"), make_request(600, 1, slo_class="chat")
+    engine.add(savable, late)
+    engine.step()  # twenty tokens of each
+    late.standing = Standing.LATE
+    engine.scheduler.reconfigure(make_live(64, 8, "sla-aware", classes=classes), 3)
+    assert engine.scheduler._state.running.prefills == [savable, late]
+    engine.until(lambda: engine.now > PATIENCE * 0.3)
+    engine.step()
+    assert late.standing is Standing.OVERDUE
+    assert engine.scheduler._state.running.prefills[0] is late
+
+
+def test_a_new_model_changes_what_is_expected_of_new_requests() -> None:
+    engine = make_engine()
+    deadlines = engine.scheduler._deadlines
+    engine.add(make_request(10, 1))
+    slow = make_step_time(0.01, 0.004)
+    assert deadlines._chunk_of_one(MODEL) == 81
+    engine.scheduler.use_step_time(slow)
+    assert deadlines._chunk_of_one(slow) == 21
+    engine.finish()
