@@ -444,7 +444,7 @@ def test_a_late_prompt_under_way_that_becomes_overdue_goes_before_the_others_und
     classes = (SloClass("chat", 0.3, 0.1), SloClass("slow", 9.0, 0.1))
     engine = make_engine(classes=classes, policy="fcfs")
     engine.scheduler.reconfigure(make_live(64, 8, "fcfs", long_prefill=20, classes=classes), 2)
-    savable, late = make_request(600, 1, slo_class="slow"), make_request(600, 1, slo_class="chat")
+    savable, late = make_request(3000, 1, slo_class="slow"), make_request(600, 1, slo_class="chat")
     engine.add(savable, late)
     engine.step()  # twenty tokens of each
     late.standing = Standing.LATE
