@@ -21,11 +21,11 @@ from typing import Any
 
 from support.cluster.agent import node
 from support.cluster.agent.api import STRATEGIC_PATCH, Api, ApiError, Json
+from support.cluster.agent.ending import finish
 from support.cluster.agent.env import ConfigError as MissingConfig
 from support.cluster.agent.env import Reader
 from support.cluster.agent.fake_engine import FakeEngine
 from support.cluster.agent.main import KUBELET_PORT
-from support.cluster.agent.pod import finish
 from support.cluster.agent.status import ContainerState, pod_conditions
 from support.cluster.namespace import NODE_IP
 from trimtab_engine.errors import ConfigError

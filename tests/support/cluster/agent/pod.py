@@ -18,12 +18,14 @@ from support.cluster.agent import network, process
 from support.cluster.agent.api import STRATEGIC_PATCH, Api, ApiError, Json
 from support.cluster.agent.container import Container, Surroundings, stop_all
 from support.cluster.agent.devices import Devices, NotEnoughDevices
+from support.cluster.agent.ending import finish
 from support.cluster.agent.env import ConfigError, Reader, environment, expand, quantity
 from support.cluster.agent.events import Events
 from support.cluster.agent.images import PATH, Image, find
 from support.cluster.agent.network import Addresses, PodNetwork
 from support.cluster.agent.node import GPU_RESOURCE, now
-from support.cluster.agent.process import ContainerProcess, Mount, User
+from support.cluster.agent.process import ContainerProcess, Mount
+from support.cluster.agent.security import user
 from support.cluster.agent.status import Policy, phase, pod_conditions
 from support.cluster.agent.volumes import Volumes
 
@@ -285,7 +287,7 @@ class Pod:
             argv,
             variables,
             mounts,
-            _user(container, self._spec, image),
+            user(container, self._spec, image),
             self._network,
             self._pod["spec"].get("hostname", self._pod["metadata"]["name"]),
             container.get("workingDir", "/"),
@@ -385,50 +387,5 @@ class Pod:
         await asyncio.to_thread(process.remove_tree, self._folder)
 
 
-async def finish(api: Api, pod: Json, status: Json) -> None:
-    """Write the last status, then delete the object for good; repeated until the API server has heard it."""
-    metadata = pod["metadata"]
-    path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
-    while True:
-        try:
-            await api.patch(
-                f"{path}/status", {"metadata": {"uid": metadata["uid"]}, "status": status}, STRATEGIC_PATCH
-            )
-            await api.delete(
-                path,
-                {
-                    "apiVersion": "v1",
-                    "kind": "DeleteOptions",
-                    "gracePeriodSeconds": 0,
-                    "preconditions": {"uid": metadata["uid"]},
-                },
-            )
-            return
-        except ApiError as error:
-            if error.status in (404, 409, 422):  # gone already, or another pod of that name
-                return
-            _log.warning("end of %s: %s", metadata["name"], error)
-            await asyncio.sleep(_RETRY_S)
-
-
 def _is_sidecar(container: Json) -> bool:
     return container.get("restartPolicy") == "Always"
-
-
-def _user(container: Json, spec: Json, image: Image) -> User:
-    """The container's security context over the pod's; raises ConfigError where a kubelet would."""
-    context = {**spec.get("securityContext", {}), **container.get("securityContext", {})}
-    uid = int(context.get("runAsUser", image.user))
-    if context.get("runAsNonRoot") and uid == 0:
-        raise ConfigError("container has runAsNonRoot and image will run as root")
-    groups = {int(group) for group in context.get("supplementalGroups", [])}
-    if "fsGroup" in context:
-        groups.add(int(context["fsGroup"]))
-    return User(
-        uid=uid,
-        gid=int(context.get("runAsGroup", uid)),
-        groups=tuple(sorted(groups)),
-        no_new_privileges=context.get("allowPrivilegeEscalation") is False,
-        drop_capabilities="ALL" in context.get("capabilities", {}).get("drop", []),
-        read_only_root=bool(context.get("readOnlyRootFilesystem", False)),
-    )

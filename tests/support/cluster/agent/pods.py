@@ -6,7 +6,8 @@ import asyncio
 import logging
 
 from support.cluster.agent.api import Api, Json
-from support.cluster.agent.pod import Node, Pod, finish
+from support.cluster.agent.ending import finish
+from support.cluster.agent.pod import Node, Pod
 
 _log = logging.getLogger(__name__)
 
