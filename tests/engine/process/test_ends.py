@@ -86,9 +86,8 @@ def test_the_drain_limit_ends_what_is_left_with_an_error(tiny_model: Path) -> No
         assert stream.done
         assert server.process.wait(30.0) == 0
         lines = [json.loads(line) for line in server.log.splitlines()]
-    assert [line["message"] for line in lines] == [
-        *("listening", "ready", "draining", "drain limit passed", "request")
-    ]
+    said = [line["message"] for line in lines if line["message"] != "loading"]  # as many lines as stages
+    assert said == ["listening", "ready", "draining", "drain limit passed", "request"]
     request = lines[-1]
     assert (request["path"], request["status"]) == ("/v1/completions", 200)
     assert stream.headers is not None
