@@ -480,3 +480,13 @@ def test_prompts_are_as_long_as_the_trace_says_whatever_their_blocks() -> None:
     assert prompts[0] == prompts[1][:40]
     assert prompts[1] == prompts[2][:64]
     assert len(set(prompts[2])) == 3
+
+
+def test_a_request_that_was_overdue_and_then_starts_late_counts_once() -> None:
+    rule = StopRule(gap_s=1.0, late_gaps_allowed=0, delay_s=0.5, late_starts_allowed=1)
+    rule.arrived([0.0, 2.0], now=2.0)
+    assert not rule.broken, "one is overdue, and one may be"
+    rule.started(0.0, now=2.0)
+    assert not rule.broken, "it is the same one"
+    rule.started(2.0, now=9.0)
+    assert rule.broken

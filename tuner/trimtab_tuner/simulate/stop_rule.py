@@ -23,9 +23,7 @@ class StopRule:
     late_gaps: int = 0
     late_starts: int = 0
     _started: int = field(default=0, repr=False)
-    _overdue: int = field(
-        default=0, repr=False
-    )  # arrived so long ago that a start now would be late, and not started
+    _due: int = field(default=0, repr=False)  # arrived so long ago that a start now would be late
 
     def started(self, arrival_s: float, now: float) -> None:
         """A request was scheduled for the first time."""
@@ -35,14 +33,14 @@ class StopRule:
 
     def arrived(self, arrivals_s: Sequence[float], now: float) -> None:
         """Look at who has been waiting too long; `arrivals_s` are all of the trace's, in order."""
-        # Whoever arrived before the cut and has not started is late for certain. Starts of later arrivals are counted as
-        # if they were among them, so this is a lower bound under any policy.
-        self._overdue = max(0, bisect_left(arrivals_s, now - self.delay_s) - self._started)
+        self._due = bisect_left(arrivals_s, now - self.delay_s)
 
     @property
     def broken(self) -> bool:
         """Whether the rule cannot be kept any more."""
+        # Whoever was due and has not started is late for certain. Starts of later arrivals are counted as if they were
+        # among them, so this is a lower bound under any policy. A late start is no longer overdue: it counts once.
+        overdue = max(0, self._due - self._started)
         return (
-            self.late_gaps > self.late_gaps_allowed
-            or self.late_starts + self._overdue > self.late_starts_allowed
+            self.late_gaps > self.late_gaps_allowed or self.late_starts + overdue > self.late_starts_allowed
         )
