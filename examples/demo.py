@@ -28,7 +28,9 @@ from pathlib import Path
 import httpx
 from rich.console import Console
 
+from trimtab_tuner import plots
 from trimtab_tuner import trace as traces
+from trimtab_tuner.errors import TunerError
 from trimtab_tuner.progress import ProgressDisplay
 from trimtab_tuner.replay import ReplayOptions, replay
 from trimtab_tuner.result import ReplayResult
@@ -41,17 +43,14 @@ ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 # Share of the engine's time that the segment shall take: busy enough to queue in bursts, far from overload.
 LOAD = 0.65
-SPAN_S = (
-    30.0,
-    45.0,
-    60.0,
-)  # of one replay: at least, usually at most, at most; nine of them stay under twelve minutes
-MAX_DIVISOR = (
-    3.0  # of the segment's lengths; beyond it too few gaps between tokens are left to speak of their p99
-)
-TARGETS = Slo(ttft_s=3.0, itl_s=0.3)  # of examples/chat.yaml
+# Seconds of one replay: at least, usually at most, at most. Seven of them, or nine, stay under twelve minutes.
+SPAN_S = (30.0, 45.0, 60.0)
+# Of the segment's lengths at most; beyond it too few gaps between tokens are left to speak of their p99.
+MAX_DIVISOR = 3.0
 # A target below these multiples could not be met by any config: of a decode step, and of the longest prompt alone.
 ITL_STEPS, TTFT_PROMPTS = 5.0, 1.5
+# The incumbent, one candidate, its confirmation, and a second look at both.
+MIN_TRIALS = 5
 
 console = Console(highlight=False)
 console.width = max(console.width, 100)
@@ -83,10 +82,16 @@ def main() -> int:
     parser.add_argument("--trace", default=str(ROOT / "examples" / "traces" / "mixed_bursty.jsonl"))
     parser.add_argument("--out", default="out/demo", help="results and report (default out/demo)")
     parser.add_argument(
-        "--max-trials", type=int, default=5, help="replays while tuning, at most (default 5, at least 5)"
+        "--max-trials", type=int, default=5, metavar="N", help="replays while tuning, at most (default 5)"
     )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    if options.max_trials < MIN_TRIALS:
+        parser.error(f"--max-trials: {options.max_trials} is not allowed; a whole number ≥ {MIN_TRIALS}")
+    try:
+        segment = traces.load(options.trace)
+    except TunerError as error:
+        parser.error(str(error))
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
@@ -96,7 +101,7 @@ def main() -> int:
     )
     try:
         with running_service(Path(options.service), out) as service:
-            code = demonstrate(service, traces.load(options.trace), out, options.max_trials, options.seed)
+            code = demonstrate(service, segment, out, options.max_trials, options.seed)
     except KeyboardInterrupt:
         console.print("stopped; nothing is left running")
         return 130
@@ -108,8 +113,9 @@ def demonstrate(service: Service, segment: Trace, out: Path, max_trials: int, se
     """Replay, tune, replay, report."""
     times = measure_steps(service)
     trace = sized(segment, times)
-    targets = fitting_targets(trace, times)
-    if targets != TARGETS:
+    given = targets_in_force(service)
+    targets = fitting_targets(given, trace, times)
+    if targets != given:
         follow_targets(service, targets)
     path = out / "segment.jsonl"
     traces.save(trace, path)
@@ -155,6 +161,7 @@ def demonstrate(service: Service, segment: Trace, out: Path, max_trials: int, se
     console.print()
     console.print(summary_table(summaries, title="[bold]the same requests in the same order[/]"))
     console.print(f"  {live_config_line(service)}")
+    draw_figure(results, out / "figure.svg")
     report = out / "report.html"
     files = [f"{name.replace(', ', ' ')}={out / file_name(name)}" for name in results]
     run_tool(
@@ -162,6 +169,13 @@ def demonstrate(service: Service, segment: Trace, out: Path, max_trials: int, se
     )
     console.print(f"  report          {report}")
     return exit_code(summaries)
+
+
+def draw_figure(results: dict[str, ReplayResult], path: Path) -> None:
+    """Time to first token and gaps of the bursty replays, before and after: the figure of the README."""
+    bursty = {name: result for name, result in results.items() if name.startswith("bursty")}
+    figure = plots.distributions(bursty, dict(zip(bursty, ("#d1495b", "#2a9d8f"), strict=True)))
+    path.write_text(plots.to_svg(figure))
 
 
 def exit_code(summaries: dict[str, Summary]) -> int:
@@ -269,12 +283,19 @@ def sized(segment: Trace, times: StepTimes) -> Trace:
     return segment.scale_to_span(min(max(needed_s, least), most))
 
 
-def fitting_targets(trace: Trace, times: StepTimes) -> Slo:
-    """The file's targets, or wider ones where this machine could meet them under no config."""
+def targets_in_force(service: Service) -> Slo:
+    """Targets of the service's default class, as the engine has them."""
+    config = httpx.get(f"{service.control_url}/admin/live-config", timeout=30).json()["in_force"]["config"]
+    default = next(c for c in config["slo"]["classes"] if c["name"] == config["slo"]["default_class"])
+    return Slo(ttft_s=default["ttft_s"], itl_s=default["itl_s"])
+
+
+def fitting_targets(given: Slo, trace: Trace, times: StepTimes) -> Slo:
+    """The service's targets, or wider ones where this machine could meet them under no config."""
     longest_s = max(request.prompt_tokens for request in trace.requests) / times.prefill_tokens_per_s
     return Slo(
-        ttft_s=max(TARGETS.ttft_s, round(2 * TTFT_PROMPTS * longest_s) / 2),
-        itl_s=max(TARGETS.itl_s, round(ITL_STEPS * times.decode_step_s * 20) / 20),
+        ttft_s=max(given.ttft_s, round(2 * TTFT_PROMPTS * longest_s) / 2),
+        itl_s=max(given.itl_s, round(ITL_STEPS * times.decode_step_s * 20) / 20),
     )
 
 
@@ -285,10 +306,7 @@ def follow_targets(service: Service, targets: Slo) -> None:
     text = re.sub(r"(?m)^    itl: .*$", f"    itl: {targets.itl_s * 1000:.0f}ms", text)
     service.file.write_text(text)
     for _ in range(300):
-        config = httpx.get(f"{service.control_url}/admin/live-config", timeout=30).json()["in_force"][
-            "config"
-        ]
-        if config["slo"]["classes"][0]["itl_s"] == targets.itl_s:
+        if targets_in_force(service) == targets:
             return
         time.sleep(0.1)
     raise SystemExit(f"the edit of {service.file} did not reach the engine within 30 s")
