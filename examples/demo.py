@@ -165,7 +165,14 @@ def demonstrate(service: Service, segment: Trace, out: Path, max_trials: int, se
     report = out / "report.html"
     files = [f"{name.replace(', ', ' ')}={out / file_name(name)}" for name in results]
     run_tool(
-        "trimtab-tuner", "report", *files, "--run", str(out / "tuned" / "result.json"), "--out", str(report)
+        "trimtab-tuner",
+        "report",
+        *files,
+        "--run",
+        str(out / "tuned" / "result.json"),
+        "--out",
+        str(report),
+        quiet=True,
     )
     console.print(f"  report          {report}")
     return exit_code(summaries)
