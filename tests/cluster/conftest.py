@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +21,9 @@ from support.cluster import binaries, host_tools, namespace
 from support.cluster.binaries import Unavailable
 from support.cluster.cluster import Cluster, NodeOptions, existing, start
 from support.cluster.kubectl import Kubectl
+from support.cluster_operator import OperatorProcess, operator
+from support.tiny_models import tiny_chat_model
+from trimtab_operator import crds
 
 _HERE = Path(__file__).parent
 _TESTS = _HERE.parent
@@ -87,3 +92,24 @@ def kubectl(request: pytest.FixtureRequest) -> Iterator[Kubectl]:
     admin("create", "namespace", name)
     yield admin.within(name)
     admin("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture(scope="session")
+def model() -> Iterator[Path]:
+    """The tiny model where pods may read it, named "tiny"; services mount its parent (`support.cluster.story.service`)."""
+    folder = Path(tempfile.mkdtemp(prefix="trimtab-models-", dir="/dev/shm"))
+    folder.chmod(0o755)
+    made = tiny_chat_model(folder / "tiny")
+    for file in made.iterdir():
+        file.chmod(0o644)  # safetensors writes for its own user alone; pods run as another
+    yield made
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def running(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
+    """One operator for all namespaces, as a process that tests may kill, if they start it again."""
+    cluster.kubectl("apply", "--server-side", "-f", str(crds.directory()))
+    with operator(cluster.kubeconfig, tmp_path_factory.mktemp("operator"), "main", "--all-namespaces", "--resync", "20",
+                  "--operator-namespace", "default") as started:  # fmt: skip
+        yield started

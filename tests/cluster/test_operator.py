@@ -1,14 +1,11 @@
-"""The operator on the test cluster, with real engines: from apply to a drained pod, live changes, leases and their faults."""
+"""The operator on the test cluster, with real engines: from apply to a drained pod, live changes and leases. Faults: `test_faults_*`."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import signal
-import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,123 +13,23 @@ from typing import Any
 import httpx
 import pytest
 
-from support.cluster.cluster import Cluster, is_ready
-from support.cluster.kubectl import Kubectl, KubectlError
+from support.cluster.cluster import Cluster
+from support.cluster.kubectl import Kubectl
+from support.cluster.story import (
+    CHILDREN,
+    TUNABLE,
+    budgets,
+    condition,
+    engines,
+    read_back,
+    service,
+    start_run,
+    wait_ready,
+    wait_until,
+)
 from support.cluster_operator import OperatorProcess, operator
-from support.tiny_models import tiny_chat_model
-from trimtab_operator import crds
-from trimtab_operator.cluster.tokens import Signer
-from trimtab_operator.plan.pods import rfc3339
 
 Json = dict[str, Any]
-CHILDREN = (
-    "deployments,replicasets,pods,services,serviceaccounts,configmaps,networkpolicies,poddisruptionbudgets"
-)
-
-
-@pytest.fixture(scope="module")
-def model() -> Iterator[Path]:
-    """The tiny model where pods may read it."""
-    folder = Path(tempfile.mkdtemp(prefix="trimtab-models-", dir="/dev/shm"))
-    folder.chmod(0o755)
-    made = tiny_chat_model(folder / "tiny")
-    for file in made.iterdir():
-        file.chmod(0o644)  # safetensors writes for its own user alone; pods run as another
-    yield made
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture(scope="module")
-def running(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
-    """One operator for all namespaces."""
-    cluster.kubectl("apply", "--server-side", "-f", str(crds.directory()))
-    with operator(cluster.kubeconfig, tmp_path_factory.mktemp("operator"), "main", "--all-namespaces", "--resync", "20",
-                  "--operator-namespace", "default") as started:  # fmt: skip
-        yield started
-
-
-def service(weights: Path, name: str = "chat", replicas: int = 1, **spec: Any) -> Json:
-    return {
-        "apiVersion": "serving.trimtab.dev/v1alpha1",
-        "kind": "InferenceService",
-        "metadata": {"name": name},
-        "spec": {
-            "model": {"uri": f"file://{weights}"},
-            "replicas": replicas,
-            "engine": {"maxNumBatchedTokens": 512, "maxNumSeqs": 16, "kvCacheMemory": "16Mi", "maxModelLen": 1024},
-            "rollout": {"drainTimeout": "5s"},
-            "podTemplate": {"spec": {
-                "containers": [{"name": "engine", "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
-                                "volumeMounts": [{"name": "weights", "mountPath": str(weights.parent), "readOnly": True}]}],
-                "volumes": [{"name": "weights", "hostPath": {"path": str(weights.parent)}}],
-            }},
-            **spec,
-        },
-    }  # fmt: skip
-
-
-TUNABLE = {"mode": "Apply", "parameters": [{"name": "maxNumBatchedTokens", "min": 64, "max": 4096}]}
-
-
-def condition(resource: Json, kind: str) -> Json:
-    listed = resource.get("status", {}).get("conditions", [])
-    return next((c for c in listed if c["type"] == kind), {"status": "", "reason": ""})
-
-
-def wait_ready(kubectl: Kubectl, name: str = "chat") -> Json:
-    try:
-        kubectl("wait", f"infsvc/{name}", "--for=condition=Ready", "--timeout=90s", timeout_s=100)
-    except KubectlError as error:
-        conditions = json.dumps(kubectl.get("infsvc", name).get("status", {}).get("conditions"), indent=1)
-        raise AssertionError(f"{error}\n{conditions}") from error
-    return kubectl.get("infsvc", name)
-
-
-def engines(kubectl: Kubectl) -> list[Json]:
-    return [p for p in kubectl.items("pods") if is_ready(p) and "deletionTimestamp" not in p["metadata"]]
-
-
-def read_back(operator_process: OperatorProcess, pod: Json) -> Json:
-    signer = Signer.load(operator_process.folder / "admin-key.pem")
-    token = signer.token(pod["metadata"]["uid"], "read")
-    answer = httpx.get(
-        f"http://{pod['status']['podIP']}:8001/admin/live-config",
-        headers={"Authorization": f"Bearer {token}"},
-    )
-    answer.raise_for_status()
-    found: Json = answer.json()
-    return found
-
-
-def budgets(running: OperatorProcess, kubectl: Kubectl) -> list[int]:
-    return [
-        read_back(running, pod)["in_force"]["config"]["max_num_batched_tokens"] for pod in engines(kubectl)
-    ]
-
-
-def wait_until(check: Any, timeout_s: float = 60.0) -> float:
-    """→ seconds that it took."""
-    began = time.monotonic()
-    while not check():
-        assert time.monotonic() - began < timeout_s, "not within the time"
-        time.sleep(0.1)
-    return time.monotonic() - began
-
-
-def start_run(kubectl: Kubectl, tokens: int, seconds: float, name: str = "chat-1", trial: int = 0) -> None:
-    """A TuningRun with a candidate, as its job would write it."""
-    kubectl.apply({"apiVersion": "serving.trimtab.dev/v1alpha1", "kind": "TuningRun", "metadata": {"name": name},
-                   "spec": {"service": "chat"}})  # fmt: skip
-    status = {
-        "candidate": {
-            "trial": trial,
-            "config": {"maxNumBatchedTokens": tokens},
-            "until": rfc3339(time.time() + seconds),
-        }
-    }
-    kubectl(
-        "patch", "trun", name, "--subresource=status", "--type=merge", "-p", json.dumps({"status": status})
-    )
 
 
 def test_apply_serve_edit_and_delete(kubectl: Kubectl, running: OperatorProcess, model: Path) -> None:
