@@ -5,6 +5,10 @@ scheduling delay is at most 2 s, for *every* seed. Rates stand on one geometric 
 configuration is bisected; a seed means the same requests and the same unit gaps for all configurations and rates (common
 random numbers), so a tie is exactly 1.00. A run ends early as soon as it is certain that the rule is broken.
 
+Every seed's answer at every rung is kept in `out/capacity/` (one file a cell, `--fresh` starts over), so a break loses nothing, and
+cells may run in processes of their own (`--traces code` here, `--traces conv` there, then once without). The files name the
+sources that they were computed by; with other sources they count for nothing.
+
 Mistral-7B on an A100 by its data-sheet preset: the figures compare configurations with one another on a model of a device; they
 are no measurement of the device. One process. `TRIMTAB_TRACES` names a folder with the public Azure files (see azure_traces.py);
 without it lengths come from a stand-in of the same quantiles, and the result says so. `make bench NAME=capacity`; a quick
@@ -14,18 +18,21 @@ look: `ARGS='--requests 512 --seeds 2 --slo 0.1'`.
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import azure_traces
-from harness import emit, provenance, write_table
+from harness import ROOT, emit, provenance, write_table
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from trimtab_engine.core.live import POLICIES, LiveConfig
 from trimtab_tuner.simulate.presets import preset
-from trimtab_tuner.simulate.simulate import Server, live_slo, simulate
+from trimtab_tuner.simulate.simulate import Server, Simulation, live_slo, simulate
 from trimtab_tuner.simulate.stop_rule import StopRule
 from trimtab_tuner.slo import Slo
 
@@ -40,6 +47,10 @@ MAX_NUM_SEQS = 256  # vLLM's default for its API server on this device
 VLLM_BUDGET = 2048  # its max_num_batched_tokens there
 TARGETS = {"code": 4.0, "conv": 3.0}  # best over prefill-first at the strict SLO
 STRICT_S = 0.1
+STATE = ROOT / "out" / "capacity"
+FIRST_LOOK = 8  # of a run's requests, the share that tells where to begin the search
+# Rung 180 is 4.3 requests a second.
+FIRST_GUESS = 180
 
 
 @dataclass(frozen=True)
@@ -66,34 +77,75 @@ def rate_of(rung: int) -> float:
     return FIRST_RPS * STEP**rung
 
 
+class Answers:
+    """What has been simulated of one cell: (setup, requests, rung, seed) → whether the rule was kept. In a file."""
+
+    def __init__(self, path: Path, shape: dict[str, object], fresh: bool) -> None:
+        self.cpu_s = 0.0
+        self._path = path
+        self._shape = shape
+        self._held: dict[str, bool] = {}
+        if not fresh and path.is_file():
+            kept = json.loads(path.read_text())
+            if kept["shape"] == shape:
+                self._held, self.cpu_s = kept["held"], kept["cpu_s"]
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def get(self, key: str) -> bool | None:
+        """The answer, if it is known."""
+        return self._held.get(key)
+
+    def put(self, key: str, held: bool, cpu_s: float) -> None:
+        """Keep an answer, on disk at once."""
+        self._held[key] = held
+        self.cpu_s += cpu_s
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        written = self._path.with_suffix(".new")
+        written.write_text(json.dumps({"shape": self._shape, "held": self._held, "cpu_s": self.cpu_s}))
+        written.replace(self._path)
+
+
 class Cell:
     """One trace under one target: asks whether a setup holds a rate, and finds the highest rung that it holds."""
 
     def __init__(
-        self, lengths: azure_traces.Lengths, slo_s: float, requests: int, seeds: int, preset_name: str
+        self,
+        lengths: azure_traces.Lengths,
+        slo_s: float,
+        requests: int,
+        seeds: int,
+        preset_name: str,
+        fresh: bool,
     ) -> None:
         self.name = lengths.name
         self.slo_s = slo_s
-        self.probes = 0
         self._lengths = lengths
         self._requests = requests
         self._seeds = seeds
         self._preset = preset(preset_name)
+        shape: dict[str, object] = {
+            "sources": sources(),
+            "preset": preset_name,
+            "lengths": lengths.source,
+            "rule": [STEP, FIRST_RPS, LATE_SHARE, DELAY_S, TOLERANCE_S, MAX_NUM_SEQS],
+        }
+        self.answers = Answers(STATE / f"{lengths.name}-{slo_s:g}.json", shape, fresh)
 
-    def holds(self, setup: Setup, rung: int) -> bool:
-        """Whether every seed keeps the rule; stops at the first that does not."""
-        self.probes += 1
-        return all(self._holds(setup, rate_of(rung), seed) for seed in range(self._seeds))
+    def holds(self, setup: Setup, rung: int, seed: int, requests: int) -> bool:
+        """Whether the rule is kept at that rung."""
+        key = f"{setup.name} {requests} {rung} {seed}"
+        held = self.answers.get(key)
+        if held is None:
+            begun = time.process_time()
+            held = self._simulate(setup, rate_of(rung), seed, requests)
+            self.answers.put(key, held, time.process_time() - begun)
+        return held
 
-    def _holds(self, setup: Setup, rate_rps: float, seed: int) -> bool:
-        trace = self._lengths.poisson(self._requests, rate_rps, seed)
+    def _simulate(self, setup: Setup, rate_rps: float, seed: int, requests: int) -> bool:
+        trace = self._lengths.poisson(requests, rate_rps, seed)
         gaps = sum(request.output_tokens - 1 for request in trace.requests)
-        rule = StopRule(
-            gap_s=self.slo_s + TOLERANCE_S,
-            late_gaps_allowed=int(LATE_SHARE * gaps),
-            delay_s=DELAY_S,
-            late_starts_allowed=(len(trace) - 1) // 2,
-        )
         # The rule knows no TTFT; a first token within the delay that it allows is what the policy is asked for.
         slo = Slo(DELAY_S, self.slo_s)
         live = LiveConfig(
@@ -109,28 +161,67 @@ class Cell:
             known.num_blocks,
             max_model_len=known.max_model_len,
             prefill_first=setup.prefill_first,
+            enable_prefix_caching=False,
         )
-        return not simulate(trace, known.model, server, slo=slo, stop_rule=rule).stopped
 
-    def highest(self, setup: Setup, guess: int) -> int:
-        """The highest rung that holds, next to one that does not; -1 when none does. Assumes that less load is no harder."""
-        stride = 16
+        def run(server: Server) -> Simulation:
+            rule = StopRule(
+                gap_s=self.slo_s + TOLERANCE_S,
+                late_gaps_allowed=int(LATE_SHARE * gaps),
+                delay_s=DELAY_S,
+                late_starts_allowed=(len(trace) - 1) // 2,
+            )
+            return simulate(trace, known.model, server, slo=slo, stop_rule=rule)
+
+        # These requests share no prefixes, so only one that was preempted could find blocks of its own. While nobody is, the
+        # cache changes nothing and costs a fifth of the time.
+        done = run(server)
+        if any(stats.preemptions_recompute or stats.preemptions_swap for stats in done.stats):
+            done = run(replace(server, enable_prefix_caching=True))
+        return not done.stopped
+
+    def highest(self, setup: Setup) -> int:
+        """The highest rung that every seed holds, next to one that some seed does not; -1 when there is none.
+
+        Assumes that less load is no harder. Seed after seed: the first is searched from where a short run points, each
+        further one only has to confirm what those before left, or to go down.
+        """
+        short = max(64, self._requests // FIRST_LOOK)
+        rung = self._search(setup, FIRST_GUESS, 0, short, stride=16)
+        for seed in range(self._seeds):
+            if rung >= 0 and (seed == 0 or not self.holds(setup, rung, seed, self._requests)):
+                rung = self._search(setup, rung, seed, self._requests, stride=2)
+        return rung
+
+    def _search(self, setup: Setup, guess: int, seed: int, requests: int, stride: int) -> int:
+        """The highest rung that one seed holds: galloping from `guess` with growing strides, then bisected."""
         low, high = guess, guess
-        if self.holds(setup, guess):
-            while self.holds(setup, high := low + stride):
-                low = high
+        if self.holds(setup, guess, seed, requests):
+            while self.holds(setup, high := low + stride, seed, requests):
+                low, stride = high, stride * 2
         else:
-            while low > 0 and not self.holds(setup, low := max(0, high - stride)):
-                high = low
+            while low > 0 and not self.holds(setup, low := max(0, high - stride), seed, requests):
+                high, stride = low, stride * 2
             if low == 0 and high == 0:
                 return -1
         while high - low > 1:
             middle = (low + high) // 2
-            if self.holds(setup, middle):
+            if self.holds(setup, middle, seed, requests):
                 low = middle
             else:
                 high = middle
         return low
+
+
+def sources() -> str:
+    """A digest of the code that decides what a simulation answers."""
+    digest = hashlib.sha256()
+    files = [ROOT / "benchmarks" / "azure_traces.py"]
+    for folder in ("engine/trimtab_engine/core", "tuner/trimtab_tuner/simulate"):
+        files += sorted((ROOT / folder).glob("*.py"))
+    for file in files:
+        digest.update(file.name.encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def main() -> None:
@@ -149,12 +240,12 @@ def main() -> None:
     )
     parser.add_argument("--traces", nargs="+", default=list(azure_traces.NAMES), choices=azure_traces.NAMES)
     parser.add_argument("--preset", default="a100-80gb/mistral-7b")
+    parser.add_argument("--fresh", action="store_true", help="forget what earlier runs found")
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks/capacity.md")
     options = parser.parse_args()
     before = provenance(("numpy",))
-    cpu_s = time.process_time()
     cells = [
-        Cell(azure_traces.load(name), slo_s, options.requests, options.seeds, options.preset)
+        Cell(azure_traces.load(name), slo_s, options.requests, options.seeds, options.preset, options.fresh)
         for name in options.traces
         for slo_s in options.slo
     ]
@@ -172,8 +263,7 @@ def main() -> None:
             rungs: dict[str, int] = {}
             for setup in SETUPS:
                 bar.update(task, description=f"{cell.name} {cell.slo_s:g} s {setup.name}")
-                # Rung 180 is 4.3 requests a second; afterwards the setup before is a good guess.
-                rungs[setup.name] = cell.highest(setup, max([*rungs.values()][-1:], default=180))
+                rungs[setup.name] = cell.highest(setup)
                 bar.advance(task)
                 console.print(
                     f"{cell.name} {cell.slo_s:g} s  {setup.name:20s} {shown(rungs[setup.name]):6.2f} requests/s"
@@ -191,7 +281,7 @@ def main() -> None:
         "preset": options.preset,
         "lengths": azure_traces.load(options.traces[0]).source,
         "ladder_step": STEP,
-        "cpu_s": round(time.process_time() - cpu_s, 1),
+        "cpu_s": round(sum(cell.answers.cpu_s for cell in cells), 1),
     }
     if options.write:
         write_table("capacity", table(rows, shape, before))
@@ -222,7 +312,7 @@ def summary(cell: Cell, rungs: dict[str, int]) -> dict[str, object]:
         if "sla-aware" in rungs
         else None,
         "capacity_rps": {name: round(shown(rung), 3) for name, rung in rungs.items()},
-        "probes": cell.probes,
+        "simulations": len(cell.answers),
     }
 
 
