@@ -6,7 +6,7 @@ export PYTHONSAFEPATH := 1
 export OMP_NUM_THREADS ?= 1
 BIN = $$(.ci/env)
 
-.PHONY: help setup demo test test-gpu test-cluster cluster check format bench
+.PHONY: help setup demo test test-gpu test-cluster test-faults cluster check format bench
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -23,7 +23,10 @@ test-gpu: ## Run the tests that need a CUDA device
 	@bin=$(BIN) && "$$bin/pytest" -m gpu tests/gpu $(ARGS)
 
 test-cluster: ## Run the tests on a real control plane (builds it once, a quarter of an hour; needs Go and root)
-	@bin=$(BIN) && "$$bin/pytest" -m cluster $(ARGS)
+	@bin=$(BIN) && "$$bin/pytest" -m "cluster and not slow" $(ARGS)
+
+test-faults: ## Run the slow ones of them: faults that take their time (API server away for a minute, a silent node, ...)
+	@bin=$(BIN) && "$$bin/pytest" -m "cluster and slow" $(ARGS)
 
 cluster: ## Bring a Kubernetes cluster up on this machine and print the KUBECONFIG to use; Ctrl-C ends it
 	@bin=$(BIN) && PYTHONPATH=tests exec "$$bin/python" -m support.cluster up $(ARGS)

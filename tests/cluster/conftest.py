@@ -21,6 +21,7 @@ from support.cluster import binaries, host_tools, namespace
 from support.cluster.binaries import Unavailable
 from support.cluster.cluster import Cluster, NodeOptions, existing, start
 from support.cluster.kubectl import Kubectl
+from support.cluster.story import BUDGET, TUNABLE, budgets, service, wait_ready, wait_until
 from support.cluster_operator import OperatorProcess, operator
 from support.tiny_models import tiny_chat_model
 from trimtab_operator import crds
@@ -113,3 +114,28 @@ def running(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
     with operator(cluster.kubeconfig, tmp_path_factory.mktemp("operator"), "main", "--all-namespaces", "--resync", "20",
                   "--operator-namespace", "default") as started:  # fmt: skip
         yield started
+
+
+@pytest.fixture(scope="module")
+def chat_namespace(
+    cluster: Cluster, running: OperatorProcess, request: pytest.FixtureRequest
+) -> Iterator[Kubectl]:
+    """kubectl in a namespace for a module's service; see `chat`."""
+    name = f"{request.path.stem.replace('_', '-')}-{os.urandom(2).hex()}"
+    cluster.kubectl("create", "namespace", name)
+    yield cluster.kubectl.within(name)
+    cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture
+def chat(chat_namespace: Kubectl, running: OperatorProcess, model: Path) -> Kubectl:
+    """kubectl where service `chat` is: two ready, tunable replicas, with the spec and the live config of `story.service`.
+
+    They serve a whole module, so that a test costs no engine's start; what the one before it changed is put right first.
+    """
+    chat_namespace("delete", "trun", "--all")
+    wanted = service(model, replicas=2, tuning=TUNABLE)
+    chat_namespace.apply(wanted, options=("--force-conflicts",))
+    wait_ready(chat_namespace, timeout_s=150)
+    wait_until(lambda: budgets(running, chat_namespace) == [BUDGET, BUDGET])
+    return chat_namespace
