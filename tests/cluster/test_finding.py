@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from support.cluster import binaries
-from support.cluster.binaries import PROGRAMS, Unavailable, find_or_build
+from support.cluster.binaries import PROGRAMS, ToolModule, Unavailable, find_or_build
 from support.cluster.cluster import ALLOWED_CONTEXTS, existing
 
 
@@ -70,3 +71,34 @@ def test_the_tool_module_names_one_version_everywhere() -> None:
     lines = (binaries.TOOL_MODULE / "go.mod").read_text().splitlines()
     staging = {line.split()[-1] for line in lines if "=> k8s.io/" in line}
     assert staging == {binaries.kubernetes_version().replace("v1.", "v0.")}
+
+
+def tool(folder: Path, source: str) -> ToolModule:
+    """A module of one program, `hello`."""
+    folder.mkdir()
+    (folder / "go.mod").write_text("module tool.invalid\n\ngo 1.21\n")
+    (folder / "go.sum").touch()
+    (folder / "main.go").write_text(source)
+    return ToolModule(str(folder), {"hello": "."}, cache="tool")
+
+
+def test_a_tool_is_built_once_and_found_from_then_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRIMTAB_CACHE", str(tmp_path / "cache"))
+    module = tool(tmp_path / "tool", 'package main\n\nfunc main() { println("hello") }\n')
+    folder = find_or_build(module)
+    said = subprocess.run([folder / "hello"], capture_output=True, text=True, check=True).stderr
+    assert said == "hello\n"
+    assert "built hello in" in capsys.readouterr().err
+    assert find_or_build(module) == folder
+    assert capsys.readouterr().err == ""
+
+
+def test_what_does_not_compile_is_unavailable_with_the_compiler_s_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TRIMTAB_CACHE", str(tmp_path / "cache"))
+    module = tool(tmp_path / "tool", "package main\n\nfunc main() { nonsense() }\n")
+    with pytest.raises(Unavailable, match=r"building hello failed; .*\n(.*\n)*.*undefined: nonsense"):
+        find_or_build(module)

@@ -1,7 +1,8 @@
 """Brings a test cluster up for a person: `make cluster`, or `python -m support.cluster up [--gpus 2] [--nodes 2]`.
 
 `up` stays outside the namespace: it starts `inside` within, listens for the API on a loopback port, prints the KUBECONFIG, and on Ctrl-C
-ends everything and deletes its folder. `exec -- COMMAND` runs a command inside a fresh cluster and returns its exit status.
+ends everything and deletes its folder. `exec -- COMMAND` runs a command inside a fresh cluster and returns its exit status. `build` makes
+sure that all programs are there, so that nothing has to wait for them later.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def main() -> int:
         prog="support.cluster", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("build", help="build what is not cached, and end")
     for name in ("up", "exec", "inside"):
         sub = commands.add_parser(name)
         sub.add_argument("--nodes", type=int, default=2)
@@ -48,6 +50,10 @@ def main() -> int:
     if options.command == "inside":
         return inside(options)
     try:
+        if options.command == "build":
+            signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a build ends with us
+            for module in binaries.MODULES:
+                binaries.find_or_build(module)
         binaries.find_or_build()
         os.environ["PATH"] = host_tools.search_path()
         problem = namespace.probe()
@@ -56,6 +62,8 @@ def main() -> int:
     except Unavailable as error:
         print(f"test cluster: {error}", file=sys.stderr)
         return 1
+    if options.command == "build":
+        return 0
     sweep()
     folder = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX))
     try:
