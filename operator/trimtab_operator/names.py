@@ -25,6 +25,9 @@ ANNOTATION_TEMPLATE_HASH = f"{GROUP}/config-hash"
 ANNOTATION_HIGHEST = f"{GROUP}/highest-generation"  # on the ConfigMap: above every number ever given
 ANNOTATION_CANDIDATE = f"{GROUP}/candidate"  # on the ConfigMap: which candidate holds which number
 ANNOTATION_APPLIED = f"{GROUP}/applied"  # digest of what was applied
+ANNOTATION_BUILT = (
+    f"{GROUP}/built"  # on the Deployment: the pod template as it was built, for operators that build others
+)
 ENGINE_CONTAINER = "engine"
 
 # Conditions
@@ -60,6 +63,7 @@ NO_READY_PODS = "NoReadyPods"
 PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
 MODEL_LOAD_FAILED = "ModelLoadFailed"
 INSUFFICIENT_GPU = "InsufficientGPU"
+UNSCHEDULABLE = "Unschedulable"
 IMAGE_PULL_FAILED = "ImagePullFailed"
 ENGINE_CRASHED = "EngineCrashed"
 CONTAINER_CONFIG_ERROR = "ContainerConfigError"
@@ -80,6 +84,9 @@ UPGRADE_HELD = "HeldByPolicy"
 
 #: Failures that time does not mend: a person has to change something.
 FATAL_REASONS = frozenset({MODEL_LOAD_FAILED, IMAGE_PULL_FAILED, INVALID_SPEC, UNSUPPORTED, NAME_TAKEN})
+
+#: Reasons of Stalled with which nothing of the spec was carried out.
+NOT_CARRIED_OUT_REASONS = frozenset({INVALID_SPEC, UNSUPPORTED, NAME_TAKEN, API_DENIED})
 
 
 def selector(service: str) -> dict[str, str]:

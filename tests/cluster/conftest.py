@@ -100,7 +100,8 @@ def model() -> Iterator[Path]:
     """The tiny model where pods may read it, named "tiny"; services mount its parent (`support.cluster.story.service`)."""
     folder = Path(tempfile.mkdtemp(prefix="trimtab-models-", dir="/dev/shm"))
     folder.chmod(0o755)
-    made = tiny_chat_model(folder / "tiny")
+    # Long enough for a stream that outlasts a pod's farewell.
+    made = tiny_chat_model(folder / "tiny", max_position_embeddings=8192)
     for file in made.iterdir():
         file.chmod(0o644)  # safetensors writes for its own user alone; pods run as another
     yield made
@@ -108,11 +109,16 @@ def model() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def running(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
-    """One operator for all namespaces, as a process that tests may kill, if they start it again."""
+def running(
+    request: pytest.FixtureRequest, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OperatorProcess]:
+    """One operator for all namespaces, as a process that tests may kill, if they start it again.
+
+    A test module's OPERATOR_OPTIONS are added to its command line.
+    """
     cluster.kubectl("apply", "--server-side", "-f", str(crds.directory()))
     with operator(cluster.kubeconfig, tmp_path_factory.mktemp("operator"), "main", "--all-namespaces", "--resync", "20",
-                  "--operator-namespace", "default") as started:  # fmt: skip
+                  "--operator-namespace", "default", *getattr(request.module, "OPERATOR_OPTIONS", ())) as started:  # fmt: skip
         yield started
 
 

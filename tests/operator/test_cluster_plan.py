@@ -47,7 +47,9 @@ def carried_out(
 
 
 def edited(seen: cluster.Observed, **changes: Any) -> cluster.Observed:
-    return replace(seen, service=observed(**changes).service)
+    changed = observed(**changes).service
+    metadata = replace(changed.metadata, generation=seen.service.metadata.generation + 1)
+    return replace(seen, service=replace(changed, metadata=metadata))
 
 
 def image(seen: cluster.Observed) -> str:
@@ -110,6 +112,36 @@ def test_a_surge_pod_without_a_place_makes_room_by_surge_zero_until_the_rollout_
     assert surge(with_pods(seen, old[0], placed), early + 5) == 0, "the next pod would wait in vain again"
     done = with_pods(seen, placed, pod("new-2", wanted, ready_since=5))
     assert surge(done, early + 9) == 1
+
+
+@pytest.mark.parametrize(
+    "needs",
+    [
+        pytest.param({"gpus": 2}, id="more GPUs"),
+        pytest.param({"nodeSelector": {"pool": "h100"}}, id="other nodes"),
+    ],
+)
+def test_no_old_pod_is_given_up_for_one_that_could_not_take_its_place(needs: Json) -> None:
+    seen = carried_out(observed())
+    old = pod("old-1", "former", ready_since=1)
+    waiting = pod("new-1", decide(seen).template_hash, unschedulable_since=0, **needs)
+    assert surge(with_pods(seen, old, waiting)) == 1
+    assert surge(with_pods(seen, old, pod("new-1", decide(seen).template_hash, unschedulable_since=0))) == 0
+
+
+def replicas(seen: cluster.Observed) -> int:
+    found: int = carried_out(seen).children[("Deployment", "chat-engine")]["spec"]["replicas"]
+    return found
+
+
+def test_recreate_asks_for_no_new_pod_while_an_old_one_still_finishes() -> None:
+    seen = carried_out(observed(replicas=2, **{"rollout.strategy": "Recreate"}))
+    wanted = decide(seen).template_hash
+    assert replicas(seen) == 2
+    assert replicas(with_pods(seen, pod("old", "former", ready_since=1))) == 0
+    assert replicas(with_pods(seen, pod("old", "former", ready_since=1, deleting=True))) == 0
+    assert replicas(with_pods(seen, pod("evicted", "former", phase="Failed"))) == 2
+    assert replicas(with_pods(seen, pod("new", wanted, deleting=True))) == 2
 
 
 @pytest.mark.parametrize("strategy", ["RollingUpdate", "Recreate"])

@@ -131,6 +131,23 @@ def test_no_place_is_called_insufficient_gpu_only_when_nobody_is_leaving() -> No
     assert status(plan(wanted, [pending, leaving], 700.0)).reason == names.PROGRESS_DEADLINE_EXCEEDED
 
 
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", names.INSUFFICIENT_GPU),
+        ("0/2 nodes are available: 1 Insufficient cpu, 1 Insufficient nvidia.com/mig-1g.10gb.", names.INSUFFICIENT_GPU),
+        ("0/2 nodes are available: 2 cannot allocate all claims, resourceclaim pending.", names.INSUFFICIENT_GPU),
+        ("0/2 nodes are available: 2 Insufficient memory.", names.UNSCHEDULABLE),
+        ("0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.", names.UNSCHEDULABLE),
+    ],
+)  # fmt: skip
+def test_a_replica_without_a_place_is_stalled_with_what_it_lacks(message: str, reason: str) -> None:
+    pending = starting("c", created_s=0.0, unschedulable_since_s=0.0, message=message)
+    found = status(plan(replace(WANTED, replicas=1), [pending], 700.0))
+    assert (found.stalled, found.reason) == (True, reason)
+    assert message in found.message
+
+
 def test_going_back_to_the_old_template_keeps_what_still_runs_it() -> None:
     replicas = [running("a", "old"), running("b", "old"), starting("c", "new")]
     back = replace(WANTED, template_hash="old")

@@ -21,12 +21,13 @@ START_S = 90.0
 
 @dataclass
 class OperatorProcess:
-    """One operator; `options` are further words of its command line."""
+    """One operator; `options` are further words of its command line, `program` its first. Both may change between two lives."""
 
     kubeconfig: Path
     folder: Path
     name: str
     options: tuple[str, ...] = ()
+    program: tuple[str, ...] = (str(Path(sys.executable).parent / "trimtab-operator"),)
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     health_url: str = field(default="", init=False)
 
@@ -40,7 +41,7 @@ class OperatorProcess:
         ready = self.folder / f"{self.name}.json"
         ready.unlink(missing_ok=True)
         command = [
-            str(Path(sys.executable).parent / "trimtab-operator"), "run", "--kubeconfig", str(self.kubeconfig),
+            *self.program, "run", "--kubeconfig", str(self.kubeconfig),
             "--health-host", "127.0.0.1", "--health-port", "0", "--ready-file", str(ready), "--identity", self.name,
             "--admin-key-file", str(self.folder / "admin-key.pem"), *self.options,
         ]  # fmt: skip

@@ -32,6 +32,8 @@ def pod(
     phase: str = "Running",
     init: list[Json] | None = None,
     message: str = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",
+    gpus: int = 1,
+    **spec: Any,
 ) -> Json:
     """One engine pod; without further arguments it runs and loads its model."""
     ready = ready_since is not None
@@ -71,7 +73,8 @@ def pod(
     }
     if deleting:
         metadata["deletionTimestamp"] = moment(created + 100)
-    return {"metadata": metadata, "status": status}
+    container = {"name": "engine", "resources": {"limits": {"nvidia.com/gpu": str(gpus)}}}
+    return {"metadata": metadata, "spec": {"containers": [container], **spec}, "status": status}
 
 
 def terminated(exit_code: int, message: str = "", reason: str = "Error", finished: float = 5.0) -> Json:

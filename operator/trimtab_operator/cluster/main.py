@@ -34,6 +34,7 @@ from trimtab_operator.cluster.resync import Resync
 from trimtab_operator.cluster.worker import Workers, WorkQueue
 from trimtab_operator.errors import OperatorError
 from trimtab_operator.plan.cluster import Settings
+from trimtab_operator.plan.rollout import UNSCHEDULABLE_PATIENCE_S
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--resync", type=float, default=300.0, metavar="SECONDS",
                         help="look at every service at least this often (%(default)g)")  # fmt: skip
+    parser.add_argument("--room-patience", type=float, default=UNSCHEDULABLE_PATIENCE_S, metavar="SECONDS",
+                        help="with rollout.strategy Auto, how long a new pod may look for a place before an old one "
+                        "makes room; longer where nodes are added on demand (%(default)g)")  # fmt: skip
     parser.add_argument("--health-host", default="0.0.0.0", metavar="ADDRESS", help="%(default)s")
     parser.add_argument(
         "--health-port",
@@ -93,6 +97,8 @@ def run(arguments: argparse.Namespace) -> int:
     namespaces = _namespaces(arguments, credentials)
     if arguments.workers < 1 or arguments.resync < 1:
         raise OperatorError("--workers and --resync must be at least 1")
+    if arguments.room_patience < 0:
+        raise OperatorError("--room-patience must be at least 0")
     return Operator(arguments, credentials, namespaces).run()
 
 
@@ -189,7 +195,10 @@ class Operator:
                     logger.info("the admin key exists; waiting until it is mounted")
             if signer is not None:
                 self._settings = Settings(
-                    Resolved(image=self._arguments.image), signer.public_pem, self._home
+                    Resolved(image=self._arguments.image),
+                    signer.public_pem,
+                    self._home,
+                    self._arguments.room_patience,
                 )
                 return signer
             time.sleep(START_RETRY_S)

@@ -14,13 +14,12 @@ from trimtab_operator import names
 from trimtab_operator.api import InferenceService, Recommendation
 from trimtab_operator.api.status import LastRun, LiveValues, Resolved, ServiceStatus
 from trimtab_operator.errors import InvalidResource
-from trimtab_operator.plan import children, live_push, pods, rollout, runs
+from trimtab_operator.plan import children, live_push, pod_template, pods, rollout, runs
 from trimtab_operator.plan import live as plan_live
 from trimtab_operator.plan.drift import digest
 from trimtab_operator.plan.live_record import CandidateNumber, LiveRecord, candidate_key
 from trimtab_operator.plan.manifests import Context, manifests
 from trimtab_operator.plan.status import Facts, service_status
-from trimtab_operator.plan.template import template_hash
 
 Json = dict[str, Any]
 _MAX_RENUMBERINGS = 3
@@ -33,6 +32,7 @@ class Settings:
     defaults: Resolved = field(default_factory=Resolved)
     admin_public_key: str | None = None
     operator_namespace: str = "trimtab-system"
+    room_patience_s: float = rollout.UNSCHEDULABLE_PATIENCE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,7 @@ class Decision:
     template_hash: str
     resolved: Resolved
     upgrade_available: bool
+    room_patience_s: float
     changes: children.Changes
     incumbent: Json
     trial: live_push.Trial | None
@@ -84,8 +85,9 @@ class Conclusion:
 def decide(observed: Observed, settings: Settings, now: float, time: str) -> Decision:
     """See the module. `now` is Unix, `time` the same moment as RFC 3339."""
     service, spec = observed.service, observed.service.spec
-    resolved, upgrade = _resolve(observed, settings)
-    wanted_hash = template_hash(spec, resolved)
+    deployment = observed.child("Deployment", names.deployment(service.name))
+    pods_are = pod_template.choose(service, observed.previous, deployment, settings.defaults)
+    wanted_hash = pods_are.template_hash
     recommendation, taken, refusal = _recommendation(observed, time)
     chosen = plan_live.effective(spec, recommendation, service.metadata.annotations)
     superseded = chosen.why if chosen.superseded else None
@@ -134,21 +136,26 @@ def decide(observed: Observed, settings: Settings, now: float, time: str) -> Dec
     record = replace(record, highest=max(floor, number), candidate=candidate)
 
     context = Context(
-        resolved=resolved,
+        resolved=pods_are.resolved,
         admin_public_key=settings.admin_public_key,
         operator_namespace=settings.operator_namespace,
         generation=number,
         recommendation=recommendation,
-        surge=_surge(observed, wanted_hash, now),
+        surge=_surge(observed, settings, wanted_hash, now),
+        replicas=_replicas_for_now(observed, wanted_hash),
+        template=pods_are.built.template,
     )
     wanted = manifests(service, context)
     for manifest in wanted:
         if manifest["kind"] == "ConfigMap":
             manifest["metadata"]["annotations"] = record.annotations()
+        elif manifest["kind"] == "Deployment":
+            manifest["metadata"]["annotations"] = pods_are.built.annotations()
     return Decision(
         template_hash=wanted_hash,
-        resolved=resolved,
-        upgrade_available=upgrade,
+        resolved=pods_are.resolved,
+        upgrade_available=pods_are.upgrade_available,
+        room_patience_s=settings.room_patience_s,
         changes=children.changes(service, wanted, observed.children),
         incumbent=incumbent,
         trial=trial,
@@ -170,7 +177,7 @@ def conclude(observed: Observed, decision: Decision, now: float, time: str) -> C
     service = observed.service
     number = int(decision.incumbent["generation"])
     replicas = _replicas(observed)
-    wanted = rollout.Desired.of(service.spec, decision.template_hash, number)
+    wanted = rollout.Desired.of(service.spec, decision.template_hash, number, decision.room_patience_s)
     actions = rollout.plan(wanted, replicas, now)
     last = actions[-1]
     assert isinstance(last, rollout.SetStatus), "a plan ends with its status"
@@ -196,20 +203,6 @@ def conclude(observed: Observed, decision: Decision, now: float, time: str) -> C
 
 
 # What the service shall run with
-
-
-def _resolve(observed: Observed, settings: Settings) -> tuple[Resolved, bool]:
-    """The operator's defaults for this service, and whether newer ones wait. Stamped ones stand until pods restart anyway."""
-    spec, stamped = observed.service.spec, observed.previous.resolved
-    deployment = observed.child("Deployment", names.deployment(observed.service.name))
-    if deployment is None or stamped.image is None or stamped == settings.defaults:
-        return settings.defaults, False
-    template = deployment["spec"]["template"]["metadata"].get("annotations") or {}
-    restarts_anyway = template.get(names.ANNOTATION_TEMPLATE_HASH) != template_hash(spec, stamped)
-    if spec.rollout.upgrade_policy == "Auto" or restarts_anyway:
-        return settings.defaults, False
-    matters = template_hash(spec, stamped) != template_hash(spec, settings.defaults)
-    return stamped, matters
 
 
 def _recommendation(
@@ -314,19 +307,38 @@ def _replicas(observed: Observed) -> list[rollout.Replica]:
     ]
 
 
-def _surge(observed: Observed, wanted_hash: str, now: float) -> int | None:
+def _surge(observed: Observed, settings: Settings, wanted_hash: str, now: float) -> int | None:
     """0 when strategy Auto has found no room, and then until the rollout is over: each further pod would wait in vain again."""
     spec = observed.service.spec
     if spec.rollout.strategy != "Auto":
         return None
     alive = [r for r in _replicas(observed) if r.phase != "Draining"]
     current = [r for r in alive if r.template_hash == wanted_hash]
-    if rollout.no_room(current, now):
-        return 0
+    if rollout.no_room(current, now, settings.room_patience_s):
+        # An old pod that leaves for nothing would be missed: the next one must fit into its place.
+        mine, old = _by_template(observed, wanted_hash)
+        return 0 if old and all(pods.fits_into_place_of(new, one) for new in mine for one in old) else None
     deployment = observed.child("Deployment", names.deployment(observed.service.name))
     pace = (deployment or {}).get("spec", {}).get("strategy", {}).get("rollingUpdate") or {}
     under_way = len(current) < len(alive) or not all(r.ready for r in current)
     return 0 if under_way and pace.get("maxSurge") == 0 else None
+
+
+def _replicas_for_now(observed: Observed, wanted_hash: str) -> int | None:
+    """0 while strategy Recreate waits for old pods to be gone: a Deployment would start new ones while they still finish."""
+    if observed.service.spec.rollout.strategy != "Recreate":
+        return None
+    _, old = _by_template(observed, wanted_hash)
+    return 0 if old else None
+
+
+def _by_template(
+    observed: Observed, wanted_hash: str
+) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """(pods of this template, pods of others), leaving ones included, but for those that have ended."""
+    standing = [pod for pod in observed.pods if not pods.over(pod)]
+    mine = [pod for pod in standing if pods.template_hash(pod) == wanted_hash]
+    return mine, [pod for pod in standing if pods.template_hash(pod) != wanted_hash]
 
 
 def _with_deployment(

@@ -37,7 +37,7 @@ QUANTITIES = frozenset({"limits", "requests", "sizeLimit", "capacity", "overhead
 
 def digest(manifest: Mapping[str, Any]) -> str:
     """Ten hex digits over a whole manifest."""
-    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
+    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"), default=str)  # YAML has dates
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 

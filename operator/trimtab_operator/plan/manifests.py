@@ -15,6 +15,7 @@ from typing import Any
 from trimtab_operator import names
 from trimtab_operator.api.service import InferenceService, ServiceSpec
 from trimtab_operator.api.status import Recommendation, Resolved
+from trimtab_operator.plan.drift import digest
 from trimtab_operator.plan.engine_flags import PVC_MOUNT, Placement, engine_arguments
 from trimtab_operator.plan.live import live_document
 from trimtab_operator.plan.overlay import overlay_pod_template
@@ -42,6 +43,8 @@ class Context:
     generation: int = 1  # of the live document
     recommendation: Recommendation | None = None
     surge: int | None = None  # strategy Auto found no room: 0
+    replicas: int | None = None  # strategy Recreate waits for old pods to be gone: 0
+    template: Manifest | None = None  # the pods' template as it was built before; None: build it
 
 
 def manifests(service: InferenceService, context: Context) -> list[Manifest]:
@@ -160,19 +163,30 @@ def deployment(service: InferenceService, context: Context) -> Manifest:
     spec = service.spec
     built = _object(service, "apps/v1", "Deployment", names.deployment(service.name))
     built["spec"] = {
-        "replicas": spec.wanted_replicas,
+        "replicas": spec.wanted_replicas if context.replicas is None else context.replicas,
         "revisionHistoryLimit": 3,
         "progressDeadlineSeconds": max(1, round(spec.rollout.progress_deadline_s)),
         "selector": {"matchLabels": names.selector(service.name)},
         "strategy": {"type": "RollingUpdate", "rollingUpdate": _rolling(spec, context)},
-        "template": overlay_pod_template(_pod_template(service, context), spec.pod_template),
+        "template": context.template or pod_template(service, context.resolved),
     }
-    template = built["spec"]["template"]
-    template["metadata"]["labels"].update(names.labels(service.name))  # the selector depends on them
-    template["metadata"].setdefault("annotations", {})[names.ANNOTATION_TEMPLATE_HASH] = template_hash(
-        spec, context.resolved
-    )
     return built
+
+
+def pod_template(service: InferenceService, resolved: Resolved) -> Manifest:
+    """What pods are made from, marked with a hash of all of it."""
+    template = overlay_pod_template(_pod_template(service, resolved), service.spec.pod_template)
+    template["metadata"]["labels"].update(names.labels(service.name))  # the selector depends on them
+    # The template as well: two versions of the operator may build different ones from the same fields.
+    content = {"fields": template_hash(service.spec, resolved), "template": template}
+    template["metadata"].setdefault("annotations", {})[names.ANNOTATION_TEMPLATE_HASH] = digest(content)
+    return template
+
+
+def hash_of(template: Mapping[str, Any]) -> str:
+    """The mark of a pod template, and of the pods made from it."""
+    found: str = template["metadata"]["annotations"][names.ANNOTATION_TEMPLATE_HASH]
+    return found
 
 
 def _rolling(spec: ServiceSpec, context: Context) -> dict[str, Any]:
@@ -185,7 +199,7 @@ def _rolling(spec: ServiceSpec, context: Context) -> dict[str, Any]:
     return {"maxSurge": surge, "maxUnavailable": missing}
 
 
-def _pod_template(service: InferenceService, context: Context) -> Manifest:
+def _pod_template(service: InferenceService, resolved: Resolved) -> Manifest:
     spec = service.spec
     grace_s = 2 * ENDPOINT_SPREAD_S + spec.rollout.drain_timeout_s + GRACE_MARGIN_S
     pod: dict[str, Any] = {
@@ -201,7 +215,7 @@ def _pod_template(service: InferenceService, context: Context) -> Manifest:
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [_container(service, context)],
+        "containers": [_container(service, resolved)],
         "volumes": _volumes(service),
     }
     if spec.engine.image_pull_secrets:
@@ -209,7 +223,7 @@ def _pod_template(service: InferenceService, context: Context) -> Manifest:
     return {"metadata": {"labels": names.labels(service.name)}, "spec": pod}
 
 
-def _container(service: InferenceService, context: Context) -> Manifest:
+def _container(service: InferenceService, resolved: Resolved) -> Manifest:
     spec = service.spec
     keys = spec.security.api_key_secret_ref
     placement = Placement(
@@ -226,7 +240,7 @@ def _container(service: InferenceService, context: Context) -> Manifest:
     )
     container: dict[str, Any] = {
         "name": names.ENGINE_CONTAINER,
-        "image": spec.engine.image or context.resolved.image,
+        "image": spec.engine.image or resolved.image,
         "args": engine_arguments(spec, placement),
         "env": _environment(spec),
         "ports": [

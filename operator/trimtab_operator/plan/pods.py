@@ -8,16 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 from trimtab_operator import names
 from trimtab_operator.plan import failures
 from trimtab_operator.plan.rollout import Phase, Replica
+from trimtab_operator.quantities import parse_quantity
 
 Json = Mapping[str, Any]
 
 #: Waiting reasons that mean the image cannot be had. ErrImagePull alone is left out: a registry may stumble once.
 _IMAGE = frozenset({"ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"})
+#: What decides on which nodes a pod may stand, besides resources.
+_PLACEMENT = (
+    "nodeSelector",
+    "affinity",
+    "tolerations",
+    "topologySpreadConstraints",
+    "schedulerName",
+    "resourceClaims",
+)
 _CONFIG = frozenset({"CreateContainerConfigError", "CreateContainerError"})
 # A kubelet writes Ready=False when the pod starts; a later change means that it was True in between.
 _EVER_READY_AFTER_S = 2.0
@@ -48,6 +59,31 @@ def over(pod: Json) -> bool:
     return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
 
 
+def template_hash(pod: Json) -> str:
+    """The mark of the template that it was made from; empty for none."""
+    found: str = pod["metadata"].get("annotations", {}).get(names.ANNOTATION_TEMPLATE_HASH, "")
+    return found
+
+
+def fits_into_place_of(new: Json, old: Json) -> bool:
+    """Whether `new` could run where `old` runs once that is gone: it may stand on the same nodes and asks for no more."""
+    wanted, given = new.get("spec", {}), old.get("spec", {})
+    if any(wanted.get(key) != given.get(key) for key in _PLACEMENT):
+        return False
+    asks, frees = _requests(new), _requests(old)
+    return all(amount <= frees.get(resource, Decimal(0)) for resource, amount in asks.items())
+
+
+def _requests(pod: Json) -> dict[str, Decimal]:
+    """What the scheduler sets aside for the pod's containers; a limit counts where no request is given."""
+    total: dict[str, Decimal] = {}
+    for container in pod.get("spec", {}).get("containers", []):
+        given = container.get("resources") or {}
+        for resource, amount in {**(given.get("limits") or {}), **(given.get("requests") or {})}.items():
+            total[resource] = total.get(resource, Decimal(0)) + parse_quantity(amount)
+    return total
+
+
 def admin_reachable(pod: Json) -> bool:
     """Whether its admin port should answer: ready, with an address, and not on its way out."""
     return is_ready(pod) and not leaving(pod) and bool(pod.get("status", {}).get("podIP"))
@@ -63,7 +99,7 @@ def replica(pod: Json, read_back: Json | None = None, rejected: int | None = Non
     failure, message = _failure(pod, engine, was_ready)
     return Replica(
         name=metadata["name"],
-        template_hash=metadata.get("annotations", {}).get(names.ANNOTATION_TEMPLATE_HASH, ""),
+        template_hash=template_hash(pod),
         phase=_phase(pod, engine, ready),
         ready=ready,
         created_s=unix(metadata.get("creationTimestamp")),

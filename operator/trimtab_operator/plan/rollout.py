@@ -16,6 +16,7 @@ from typing import Literal
 
 from trimtab_operator import names
 from trimtab_operator.api.service import ServiceSpec
+from trimtab_operator.plan import failures
 
 Phase = Literal["Starting", "Running", "Draining", "Failed"]
 
@@ -59,9 +60,16 @@ class Desired:
     progress_deadline_s: float = 600.0
     startup_timeout_s: float = 1800.0
     suspended: bool = False
+    room_patience_s: float = UNSCHEDULABLE_PATIENCE_S
 
     @classmethod
-    def of(cls, spec: ServiceSpec, template_hash: str, generation: int) -> Desired:
+    def of(
+        cls,
+        spec: ServiceSpec,
+        template_hash: str,
+        generation: int,
+        room_patience_s: float = UNSCHEDULABLE_PATIENCE_S,
+    ) -> Desired:
         """From a spec, the hash of its template and the number of its live document."""
         return cls(
             template_hash=template_hash,
@@ -73,6 +81,7 @@ class Desired:
             progress_deadline_s=spec.rollout.progress_deadline_s,
             startup_timeout_s=spec.startup_timeout_s,
             suspended=spec.suspend,
+            room_patience_s=room_patience_s,
         )
 
 
@@ -197,17 +206,15 @@ def _pace(desired: Desired, current: Sequence[Replica], now: float) -> _Pace:
     if desired.strategy == "Recreate":
         return _Pace(surge=0, min_ready=0, count_draining=True, recreate=True)
     surge, missing = desired.max_surge, desired.max_unavailable
-    if desired.strategy == "Auto" and no_room(current, now):
+    if desired.strategy == "Auto" and no_room(current, now, desired.room_patience_s):
         surge, missing = 0, max(1, missing)
     return _Pace(surge, max(0, wanted - missing), count_draining=surge == 0)
 
 
-def no_room(current: Sequence[Replica], now: float) -> bool:
+def no_room(current: Sequence[Replica], now: float, patience_s: float) -> bool:
     """Whether a replica of the current template has looked for a place in vain for long enough."""
     return any(
-        r.unschedulable_since_s is not None
-        and not r.ready
-        and now - r.unschedulable_since_s >= UNSCHEDULABLE_PATIENCE_S
+        r.unschedulable_since_s is not None and not r.ready and now - r.unschedulable_since_s >= patience_s
         for r in current
     )
 
@@ -308,7 +315,7 @@ def _deadlines(desired: Desired, current: Sequence[Replica], now: float) -> list
         if replica.unschedulable_since_s is not None and desired.strategy == "Auto":
             waits.append(
                 Wait(
-                    replica.unschedulable_since_s + UNSCHEDULABLE_PATIENCE_S, "no place for the surge replica"
+                    replica.unschedulable_since_s + desired.room_patience_s, "no place for the surge replica"
                 )
             )
     return [wait for wait in waits if wait.until_s > now]
@@ -366,13 +373,14 @@ def _verdict(
             continue
         waited = now - replica.created_s
         detail = f": {replica.message}" if replica.message else ""
-        kept = f"; {sum(r.ready for r in old)} old replicas go on serving" if old else ""
+        serving = sum(r.ready for r in old)
+        kept = f"; {serving} old replica{' goes' if serving == 1 else 's go'} on serving" if old else ""
         if replica.failure in names.FATAL_REASONS:
             return str(replica.failure), f"{replica.name} cannot start{detail}{kept}", True
         if waited >= desired.progress_deadline_s:
             reason = replica.failure or names.PROGRESS_DEADLINE_EXCEEDED
             if replica.unschedulable_since_s is not None and not leaving:
-                reason = names.INSUFFICIENT_GPU
+                reason = failures.no_place(replica.message)
             return reason, f"{replica.name} is not ready after {waited:.0f} s{detail}{kept}", True
     hint = next((f"; {r.name}: {r.message}" for r in current if not r.ready and r.message), "")
     if old:

@@ -146,7 +146,8 @@ def _upgrade(condition: _Make, facts: Facts) -> list[Condition]:
     if not facts.upgrade_available:
         return [condition(names.UPGRADE_AVAILABLE, False, names.UP_TO_DATE, "")]
     message = (
-        "newer defaults of the operator wait for the next restart, or for spec.rollout.upgradePolicy Auto"
+        "pods go on as another version or setting of the operator built them; this one's come with the next restart, "
+        "or with spec.rollout.upgradePolicy Auto"
     )
     return [condition(names.UPGRADE_AVAILABLE, True, names.UPGRADE_HELD, message)]
 

@@ -94,12 +94,17 @@ def _plain(value: object) -> str | None:
 
 def effect_of(path: str) -> tuple[Effect, str]:
     """When a change of the spec field `path` (`engine.ceilings.maxNumSeqs`) takes effect, and why."""
+    found = EFFECTS.get(_longest_known(path))
+    if found is None:
+        raise KeyError(f"no effect is known for spec.{path}")
+    return found
+
+
+def _longest_known(path: str) -> str:
+    """The longest part of `path` from its start that EFFECTS has; empty for none."""
     parts = path.split(".")
-    for length in range(len(parts), 0, -1):
-        found = EFFECTS.get(".".join(parts[:length]))
-        if found is not None:
-            return found
-    raise KeyError(f"no effect is known for spec.{path}")
+    ways = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((way for way in ways if way in EFFECTS), "")
 
 
 def changes(old: InferenceService, new: InferenceService) -> tuple[Change, ...]:
@@ -117,6 +122,17 @@ def changes(old: InferenceService, new: InferenceService) -> tuple[Change, ...]:
 def restarts(old: InferenceService, new: InferenceService, resolved: Resolved = Resolved()) -> bool:  # noqa: B008
     """Whether going from `old` to `new` replaces the engines."""
     return template_hash(old.spec, resolved) != template_hash(new.spec, resolved)
+
+
+def restart_only(service: InferenceService) -> dict[str, Any]:
+    """The fields of spec, as written, that only a restart can change. Fields that this version does not know are left out."""
+    spec = service.raw.get("spec", {})
+    known = {path: EFFECTS.get(_longest_known(path)) for path in _leaves(spec)}
+    return {
+        path: _at(spec, path)
+        for path, effect in known.items()
+        if effect is not None and effect[0] == "restart"
+    }
 
 
 def engine_environment(spec: ServiceSpec) -> dict[str, str]:

@@ -98,6 +98,10 @@ class Load:
             )
         assert arrived, f"no {count} requests were served in {WAIT_S:.0f} s: {self.summary()}"
 
+    def stop_asking(self) -> None:
+        """No further requests; those under way go on."""
+        self._stopping.set()
+
     # Afterwards
 
     def of_kind(self, kind: Kind) -> list[Answer]:

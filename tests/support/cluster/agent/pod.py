@@ -328,7 +328,8 @@ class Pod:
                 initialized=self._initialized,
                 main=main,
                 current_phase=current,
-                moment=now(),
+                # A kubelet's first report bears the time of the start, however late it is written.
+                moment=now() if self._pod.get("status", {}).get("startTime") else self._started_at,
             ),
         }
         if self._network is not None:
