@@ -63,6 +63,26 @@ def test_an_object_that_is_to_be_empty_must_be_empty() -> None:
     assert drift({"podSelector": {}}, {"podSelector": {"matchLabels": {"a": "b"}}}) == ("podSelector",)
 
 
+@pytest.mark.parametrize(
+    ("ours", "live", "path"),
+    [
+        pytest.param({"spec": {"selector": {"a": "b"}}}, {"spec": {"selector": {"a": "b", "c": "d"}}}, "spec.selector.c", id="service"),
+        pytest.param({"selector": {"matchLabels": {"a": "b"}}},
+                     {"selector": {"matchLabels": {"a": "b"}, "matchExpressions": [{"key": "c", "operator": "Exists"}]}},
+                     "selector.matchExpressions", id="budget"),
+        pytest.param({"ingress": [{"ports": [{"port": "http", "protocol": "TCP"}]}]},
+                     {"ingress": [{"ports": [{"port": "http", "protocol": "TCP"}], "from": [{"podSelector": {}}]}]},
+                     "ingress[0].from", id="policy"),
+        pytest.param({"nodeSelector": {"a": "b"}}, {"nodeSelector": {"a": "b", "c": "d"}}, "nodeSelector.c", id="nodes"),
+    ],
+)  # fmt: skip
+def test_a_key_that_narrows_a_selector_is_drift_and_no_foreign_field(
+    ours: Json, live: Json, path: str
+) -> None:
+    assert drift(ours, live) == (path,)
+    assert drift(ours, ours) == ()
+
+
 def test_every_changed_leaf_of_a_deployment_is_found() -> None:
     for path in leaves(DEPLOYMENT):
         changed = change(DEPLOYMENT, path, "something else")

@@ -33,6 +33,7 @@ Json = dict[str, Any]
 NAME_RETRY_S = 30.0  # somebody else's object is not watched
 GONE_RETRY_S = 1.0  # a former object is on its way out
 ENGINE_RETRY_S = 1.0  # a ready pod whose admin port did not answer
+_MADE_ANEW = frozenset({"PodDisruptionBudget", "NetworkPolicy"})
 _RUN_FIELDS = ("observedGeneration", "phase", "conditions", "summary", "applied")
 
 
@@ -90,7 +91,7 @@ class Reconciler:
             self._stop(service, resource, previous, decision.changes.taken, names.NAME_TAKEN)
             return NAME_RETRY_S
         try:
-            self._change_children(service, decision)
+            self._change_children(service, observed, decision)
         except Refused as error:
             self._stop(service, resource, previous, _findings(error), names.INVALID_SPEC)
             return None
@@ -117,10 +118,12 @@ class Reconciler:
 
     # Acting
 
-    def _change_children(self, service: InferenceService, decision: cluster.Decision) -> None:
+    def _change_children(
+        self, service: InferenceService, observed: cluster.Observed, decision: cluster.Decision
+    ) -> None:
         for manifest, path in zip(decision.changes.apply, decision.changes.drifted, strict=True):
             kind, name = manifest["kind"], manifest["metadata"]["name"]
-            self._kube.apply(manifest)
+            self._apply(manifest, observed.child(kind, name))
             logger.info(
                 "applied",
                 extra={
@@ -137,6 +140,20 @@ class Reconciler:
                 )
             except Conflict:
                 continue  # another object under that name by now; the next look judges it
+
+    def _apply(self, manifest: Json, live: Mapping[str, Any] | None) -> None:
+        """Apply one child. A field that somebody added can forbid ours beside it (a budget has one of two limits): where nothing
+        hangs on the object itself, it is made anew."""
+        try:
+            self._kube.apply(manifest)
+        except Refused:
+            if live is None or manifest["kind"] not in _MADE_ANEW:
+                raise
+            metadata = live["metadata"]
+            self._kube.delete(
+                kinds.BY_NAME[live["kind"]], metadata["namespace"], metadata["name"], metadata["uid"]
+            )
+            self._kube.apply(manifest)
 
     def _talk(
         self, key: Key, observed: cluster.Observed, decision: cluster.Decision

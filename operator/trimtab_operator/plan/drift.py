@@ -33,6 +33,19 @@ LIST_KEYS: dict[str, tuple[str, ...]] = {
 }
 #: Fields whose values (or whose entries' values) are quantities.
 QUANTITIES = frozenset({"limits", "requests", "sizeLimit", "capacity", "overhead", "divisor"})
+#: Fields that the API server takes as one value and adds nothing to: a further key in them (a selector's, say, that then picks no
+#: pod) changes what we said, so it is no field of somebody else's.
+WHOLE = frozenset(
+    {
+        "selector",
+        "podSelector",
+        "namespaceSelector",
+        "labelSelector",
+        "matchLabels",
+        "nodeSelector",
+        "ingress",
+    }
+)
 
 
 def digest(manifest: Mapping[str, Any]) -> str:
@@ -56,7 +69,9 @@ def drift(desired: Any, live: Any) -> tuple[str, ...]:
     return tuple(_drift(desired, live, "", quantity=False))
 
 
-def _drift(desired: Any, live: Any, path: str, *, quantity: bool, field: str = "") -> list[str]:
+def _drift(
+    desired: Any, live: Any, path: str, *, quantity: bool, field: str = "", whole: bool = False
+) -> list[str]:
     if _empty(desired):
         # The server drops empty values; an explicit one in live must be as empty.
         return [] if _empty(live) else [path]
@@ -65,15 +80,29 @@ def _drift(desired: Any, live: Any, path: str, *, quantity: bool, field: str = "
             return [path]
         found: list[str] = []
         for key, value in desired.items():
-            where = f"{path}.{key}" if path else str(key)
-            found += _drift(value, live.get(key), where, quantity=quantity or key in QUANTITIES, field=key)
+            found += _drift(
+                value,
+                live.get(key),
+                _under(path, key),
+                quantity=quantity or key in QUANTITIES,
+                field=key,
+                whole=whole or key in WHOLE,
+            )
+        if whole:
+            found += [_under(path, key) for key in live if key not in desired and not _empty(live[key])]
         return found
     if isinstance(desired, list):
-        return _list_drift(desired, live, path, quantity, field)
+        return _list_drift(desired, live, path, quantity, field, whole)
     return [] if _same(desired, live, quantity) else [path]
 
 
-def _list_drift(desired: list[Any], live: Any, path: str, quantity: bool, field: str) -> list[str]:
+def _under(path: str, key: Any) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+def _list_drift(
+    desired: list[Any], live: Any, path: str, quantity: bool, field: str, whole: bool
+) -> list[str]:
     if not isinstance(live, list):
         return [path]
     keys = LIST_KEYS.get(field)
@@ -89,7 +118,7 @@ def _list_drift(desired: list[Any], live: Any, path: str, quantity: bool, field:
         return [path]
     found = []
     for index, (wanted, is_) in enumerate(zip(desired, live, strict=True)):
-        found += _drift(wanted, is_, f"{path}[{index}]", quantity=quantity)
+        found += _drift(wanted, is_, f"{path}[{index}]", quantity=quantity, whole=whole)
     return found
 
 

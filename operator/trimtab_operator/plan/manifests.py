@@ -164,6 +164,7 @@ def deployment(service: InferenceService, context: Context) -> Manifest:
     built = _object(service, "apps/v1", "Deployment", names.deployment(service.name))
     built["spec"] = {
         "replicas": spec.wanted_replicas if context.replicas is None else context.replicas,
+        "paused": False,  # ours: a Deployment that somebody paused would never finish a rollout, and never say so
         "revisionHistoryLimit": 3,
         "progressDeadlineSeconds": max(1, round(spec.rollout.progress_deadline_s)),
         "selector": {"matchLabels": names.selector(service.name)},
