@@ -81,7 +81,9 @@ def _configure(settings: kopf.OperatorSettings, clusterwide: bool) -> None:
     settings.watching.inactivity_timeout = 70
     settings.networking.request_timeout = 60
     settings.networking.connect_timeout = 10
-    settings.networking.error_backoffs = (1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 60, 60, 60, 60, 60)
+    # Ten minutes of an absent API server. No long pause among them: a watch must be back soon after the server is, else the
+    # resync finds changes that the watch owes.
+    settings.networking.error_backoffs = (1, 1, 2, 3, 5, *(8,) * 75)
     settings.queueing.worker_limit = 50
     settings.queueing.idle_timeout = 1
     settings.queueing.exit_timeout = 2

@@ -127,6 +127,7 @@ class Kube:
         guard: Callable[[], None] = lambda: None,
         observe: Callable[[str, str, int], None] = lambda verb, kind, status: None,
         pauses_s: tuple[float, ...] = RETRY_PAUSES_S,
+        read_timeout_s: float = READ_TIMEOUT_S,
     ) -> None:
         configuration.connection_pool_maxsize = MAX_IN_FLIGHT
         configuration.retries = False  # ours know what may be repeated
@@ -135,6 +136,7 @@ class Kube:
         self._guard = guard
         self._observe = observe
         self._pauses_s = pauses_s
+        self._timeout = urllib3.Timeout(connect=min(CONNECT_TIMEOUT_S, read_timeout_s), read=read_timeout_s)
         self._in_flight = threading.BoundedSemaphore(MAX_IN_FLIGHT)
         self.last_answer_s = time.monotonic()  # of any answer, also a refusal: the server is there
 
@@ -265,7 +267,7 @@ class Kube:
                     url,
                     body=data,
                     headers=headers,
-                    timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S),
+                    timeout=self._timeout,
                     retries=False,
                 )
         except urllib3.exceptions.HTTPError as error:

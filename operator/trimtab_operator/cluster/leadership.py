@@ -22,6 +22,8 @@ Json = dict[str, Any]
 LEASE_S = 15.0  # others wait so long without a renewal before they take over
 SAFE_S = 10.0  # we write at most so long after a renewal
 RENEW_S = 3.0
+#: For requests about the Lease: one connection that has fallen silent must not cost the lead, so a second try fits in before SAFE_S.
+REQUEST_TIMEOUT_S, REQUEST_PAUSES_S = 5.0, (0.1,)
 
 
 class Leadership:

@@ -26,7 +26,7 @@ from trimtab_operator.cluster.engines import Engines
 from trimtab_operator.cluster.events import Recorder
 from trimtab_operator.cluster.health import HealthServer
 from trimtab_operator.cluster.kube import Credentials, Kube, KubeError, load_credentials
-from trimtab_operator.cluster.leadership import Leadership
+from trimtab_operator.cluster.leadership import REQUEST_PAUSES_S, REQUEST_TIMEOUT_S, Leadership
 from trimtab_operator.cluster.metrics import OperatorMetrics
 from trimtab_operator.cluster.observe import Key, Observer, RunIndex
 from trimtab_operator.cluster.reconcile import Reconciler
@@ -116,8 +116,14 @@ class Operator:
         self._plain = Kube(credentials.configuration, observe=self.metrics.request)
         self._leadership: Leadership | None = None
         if not arguments.standalone:
+            lease = Kube(
+                credentials.configuration,
+                observe=self.metrics.request,
+                pauses_s=REQUEST_PAUSES_S,
+                read_timeout_s=REQUEST_TIMEOUT_S,
+            )
             self._leadership = Leadership(
-                self._plain, self._home, arguments.lease_name, arguments.identity,
+                lease, self._home, arguments.lease_name, arguments.identity,
                 on_change=lambda leading: self.metrics.leading.set(leading),
             )  # fmt: skip
         else:
