@@ -233,3 +233,15 @@ def test_events_follow_the_status_and_nothing_at_rest() -> None:
     assert [(h.severity, h.reason) for h in transitions(rolling, stalled)] == [
         ("Warning", names.MODEL_LOAD_FAILED)
     ]
+
+
+def test_an_engine_that_stops_being_ready_leaves_an_event_with_the_reason() -> None:
+    seen = carried_out(observed())
+    hashed = decide(seen).template_hash
+    ready = conclude(with_pods(seen, pod("a", hashed, ready_since=5)))
+    killed = pod("a", hashed, was_ready_until=50, last_state=terminated(137, finished=50), restarts=1)
+    down = conclude(with_pods(replace(seen, previous=ready), killed))
+    [happening] = transitions(ready, down)
+    assert (happening.severity, happening.reason) == ("Warning", names.PODS_NOT_READY)
+    assert "a: was killed by signal 9" in happening.message
+    assert transitions(down, down) == []

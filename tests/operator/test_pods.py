@@ -75,3 +75,13 @@ def test_an_evicted_pod_is_over_and_no_pod_on_its_way_out_is_spoken_to() -> None
     assert pods.admin_reachable(pod(ready_since=1))
     assert not pods.admin_reachable(pod(ready_since=1, deleting=True))
     assert not pods.admin_reachable(pod())
+
+
+def test_a_pod_that_only_another_container_holds_back_was_never_ready_and_names_it() -> None:
+    found = pod(started=True)
+    [engine] = found["status"]["containerStatuses"]
+    engine["ready"] = True
+    found["status"]["containerStatuses"].append({"name": "companion", "ready": False})
+    seen = pods.replica(found)
+    assert (seen.ready, seen.was_ready) == (False, False)
+    assert seen.message == "its engine is ready, and container companion is not"

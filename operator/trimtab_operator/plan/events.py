@@ -43,6 +43,9 @@ def _rollout(before: ServiceStatus, after: ServiceStatus) -> list[Happening]:
     if now.status == "True" and (was is None or was.status != "True"):
         first = was is None or (not before.ready_replicas and before.observed_generation <= 1)
         return [Happening("Normal", "Created" if first else "RolloutCompleted", now.message)]
+    if now.reason == names.PODS_NOT_READY and (was is None or was.message != now.message):
+        # Engines that were ready and are not any more: a restart is soon over, and the event is what is left of its reason.
+        return [Happening("Warning", names.PODS_NOT_READY, now.message)]
     return []
 
 

@@ -141,7 +141,10 @@ def _phase(pod: Json, engine: Json, ready: bool) -> Phase:
 
 def _was_ready(pod: Json, engine: Json) -> bool:
     ready = _condition(pod, "Ready")
-    if ready.get("status") == "True" or engine.get("started"):
+    if ready.get("status") == "True":
+        return True
+    # The engine answered once and does not now. (When it does, another container or a readiness gate holds the pod back.)
+    if engine.get("started") and not engine.get("ready"):
         return True
     began = unix(pod.get("status", {}).get("startTime"))
     changed = unix(ready.get("lastTransitionTime"))
@@ -171,7 +174,12 @@ def _failure(pod: Json, engine: Json, was_ready: bool) -> tuple[str | None, str]
         if waiting.get("reason") == "ErrImagePull":
             return None, f"image {container.get('image', '')}: {text}"
     ended = engine.get("state", {}).get("terminated") or engine.get("lastState", {}).get("terminated")
-    if not ended or is_ready(pod):
+    if is_ready(pod):
+        return None, ""
+    if engine.get("ready"):
+        others = [c.get("name", "") for c in status.get("containerStatuses") or () if not c.get("ready")]
+        return None, f"its engine is ready, and container {', '.join(others)} is not" if others else ""
+    if not ended:
         return None, ""
     tail = str(ended.get("message", "")).strip()
     code = int(ended.get("exitCode", 0))

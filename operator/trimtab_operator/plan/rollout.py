@@ -379,6 +379,7 @@ def _verdict(
             return str(replica.failure), f"{replica.name} cannot start{detail}{kept}", True
         if waited >= desired.progress_deadline_s:
             reason = replica.failure or names.PROGRESS_DEADLINE_EXCEEDED
+            detail = detail or ": it runs, and /ready has not said yes yet"
             if replica.unschedulable_since_s is not None and not leaving:
                 reason = failures.no_place(replica.message)
             return reason, f"{replica.name} is not ready after {waited:.0f} s{detail}{kept}", True
