@@ -22,6 +22,13 @@ class Progress:
         """The engine has said something; `still_owes`: work is left after it."""
         self._owed_since_s = now if still_owes else None
 
+    def stall(self, now: float) -> str | None:
+        """What is wrong, in words, for `/health` and for the last line of the log; None while all is well."""
+        stalled_s = self.stalled_for_s(now)
+        if stalled_s is None:
+            return None
+        return f"engine stalled: it has work and has finished no step for {stalled_s:.1f} s"
+
     def stalled_for_s(self, now: float) -> float | None:
         """How long nothing has come, once that is longer than the stall timeout; None while all is well."""
         if self._owed_since_s is None or now - self._owed_since_s <= self._stall_timeout_s:

@@ -2,7 +2,7 @@
 
 `cli` calls `run`. Order: bind both ports (a port in use is known before a model loads), start the engine process, open
 the ports at once (probes see "loading"), wait for Ready, load the text side, become ready. Ends with an exit code:
-0 after a drain, 1 when the engine died, 2 when it refused its configuration, 128 + n when a second signal n came.
+0 after a drain, 1 when the engine died or hung, 2 when it refused its configuration, 128 + n when a second signal n came.
 """
 
 from __future__ import annotations
@@ -261,6 +261,12 @@ class _Server:
                 if not self._forced:
                     await self._finish(FLUSH_S)
         if state.lifecycle.phase is Phase.DEAD:
+            return 1
+        stall = state.client.progress.stall(time.monotonic())
+        if stall is not None and not self._forced:
+            # Ended by a liveness probe, most likely: whoever looks for the reason finds it in the last line, and no "0".
+            state.lifecycle.advance(Phase.DEAD, stall)
+            state.client.kill()
             return 1
         await state.client.stop(0.0 if self._forced or not state.lifecycle.loaded else ENGINE_EXIT_S)
         return 128 + self._forced if self._forced else 0

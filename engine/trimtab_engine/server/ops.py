@@ -20,9 +20,9 @@ def ops_routes(state: AppState) -> list[Route]:
     async def health(request: Request) -> Response:
         if state.lifecycle.phase is Phase.DEAD:
             return _unhealthy(f"engine dead: {state.lifecycle.reason}")
-        stalled_s = state.client.progress.stalled_for_s(time.monotonic())
-        if stalled_s is not None:
-            return _unhealthy(f"engine stalled: it has work and has finished no step for {stalled_s:.1f} s")
+        stall = state.client.progress.stall(time.monotonic())
+        if stall is not None:
+            return _unhealthy(stall)
         return Response(status_code=200)
 
     async def ready(request: Request) -> Response:

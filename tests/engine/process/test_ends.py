@@ -94,6 +94,21 @@ def test_the_drain_limit_ends_what_is_left_with_an_error(tiny_model: Path) -> No
     assert request["request_id"] == stream.headers["x-request-id"]
 
 
+def test_a_drain_of_an_engine_that_hangs_ends_with_the_reason(tiny_model: Path) -> None:
+    # What a liveness probe does to it: without a reason and a status the restart would look like somebody's wish.
+    with start_engine(tiny_model, "--stall-timeout", "0.5", "--drain-timeout", "0.2") as server:
+        stream = StreamedCompletion(server.url, max_tokens=1900)
+        stream.wait_flowing()
+        engine = server.engine_pid
+        os.kill(engine, signal.SIGSTOP)
+        wait_until(lambda: httpx.get(f"{server.url}/health").status_code == 503)
+        os.kill(server.pid, signal.SIGTERM)
+        assert server.process.wait(30.0) == 1
+        assert stream.result().error is not None
+        assert gone(engine)
+        assert "trimtab-engine: engine stalled: it has work" in server.log.splitlines()[-1]
+
+
 def test_a_second_signal_stops_at_once(tiny_model: Path) -> None:
     with start_engine(tiny_model, "--leaving-time", "3600") as server:
         engine = server.engine_pid
