@@ -73,6 +73,11 @@ API_DENIED = "ApiDenied"
 ENGINE_REJECTED = "EngineRejected"
 INVALID_SPEC = "InvalidSpec"
 UNSUPPORTED = "Unsupported"
+# Targets
+TARGETS_MET = "TargetsMet"
+TARGETS_MISSED = "TargetsMissed"
+NOT_ENOUGH_SAMPLES = "NotEnoughSamples"
+METRICS_UNAVAILABLE = "MetricsUnavailable"
 # Tuning
 TUNING_OFF = "OffByMode"
 TUNING_PAUSED = "Paused"

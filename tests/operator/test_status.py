@@ -15,6 +15,7 @@ from trimtab_operator.conditions import kstatus, merge
 from trimtab_operator.errors import Finding
 from trimtab_operator.plan.live import live_document, live_values, recommend
 from trimtab_operator.plan.rollout import Desired, Replica, RolloutStatus, SetStatus, plan
+from trimtab_operator.plan.slo import Attainment
 from trimtab_operator.plan.status import Facts, invalid_status, service_status
 
 T0, T1 = "2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z"
@@ -77,7 +78,7 @@ def test_conditions_of_a_rollout(
 
 def test_ready_does_not_depend_on_live_config_slo_or_tuning() -> None:
     behind = rollout(NEW, ready("a", generation=2), ready("b", generation=2))
-    found = status(behind, Facts(slo="Violated"))
+    found = status(behind, Facts(slo=Attainment("Violated", names.TARGETS_MISSED, "itl of class chat")))
     assert word(found, names.READY) == ("True", "Serving")
     assert word(found, names.CONFIG_APPLIED) == ("False", "PartiallyApplied")
     assert word(found, names.SLO_MET) == ("False", "TargetsMissed")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -60,14 +61,16 @@ def _run(folder: str, *command: str) -> str | None:
 
 
 @contextlib.contextmanager
-def start_prometheus(targets: Sequence[str], *, interval_s: float = 1.0) -> Iterator[str]:
-    """A Prometheus that scrapes `targets` (URLs of `/metrics`) under job "engine"; its URL."""
+def start_prometheus(
+    targets: Sequence[str], *, interval_s: float = 1.0, labels: Mapping[str, str] | None = None
+) -> Iterator[str]:
+    """A Prometheus that scrapes `targets` (URLs of `/metrics`) under job "engine" and `labels`; its URL."""
     binary = prometheus_binary()
     with tempfile.TemporaryDirectory(prefix="trimtab-prom-") as folder:
         hosts = ", ".join(f'"{urlsplit(t).netloc}"' for t in targets)
         Path(folder, "prometheus.yml").write_text(
             f"global: {{scrape_interval: {interval_s:g}s, scrape_timeout: {interval_s:g}s}}\n"
-            f"scrape_configs: [{{job_name: engine, static_configs: [{{targets: [{hosts}]}}]}}]\n"
+            f"scrape_configs: [{{job_name: engine, static_configs: [{{targets: [{hosts}], labels: {json.dumps(dict(labels or {}))}}}]}}]\n"
         )
         # Prometheus cannot say which free port it took, so one is found first.
         with socket.socket() as probe:

@@ -31,6 +31,7 @@ from trimtab_operator.cluster.metrics import OperatorMetrics
 from trimtab_operator.cluster.observe import Key, Observer, RunIndex
 from trimtab_operator.cluster.reconcile import Reconciler
 from trimtab_operator.cluster.resync import Resync
+from trimtab_operator.cluster.slo import SloWatch
 from trimtab_operator.cluster.worker import Workers, WorkQueue
 from trimtab_operator.errors import OperatorError
 from trimtab_operator.plan.cluster import Settings
@@ -54,6 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--image", default=f"trimtab/engine:{version('trimtab')}",
                         help="engine image for services that name none (%(default)s)")  # fmt: skip
+    parser.add_argument("--tuner-image", default=f"trimtab/tuner:{version('trimtab')}",
+                        help="image of tuning runs' jobs, which are not made yet (%(default)s)")  # fmt: skip
+    parser.add_argument("--prometheus-url", metavar="URL",
+                        help="where condition SLOMet gets its counts (default: it stays Unknown)")  # fmt: skip
+    parser.add_argument("--prometheus-credentials", type=Path, metavar="DIR",
+                        help="folder with token, or username and password, and ca.crt; each may be absent")  # fmt: skip
     parser.add_argument("--kubeconfig", metavar="FILE", help="outside of a cluster (default: $KUBECONFIG)")
     parser.add_argument("--context", metavar="NAME", help="context of the kubeconfig")
     parser.add_argument("--admin-key-file", type=Path, metavar="FILE",
@@ -136,6 +143,9 @@ class Operator:
             self._plain, namespaces, self._index, self._queue.add, arguments.resync,
             on_done=lambda: self.metrics.last_resync.set(time.time()),
         )  # fmt: skip
+        self._slo: SloWatch | None = None
+        if arguments.prometheus_url is not None:
+            self._slo = SloWatch(arguments.prometheus_url, arguments.prometheus_credentials, self._queue.add)
         self._workers: Workers[Key] | None = None
         self._watching = False
         self._health = HealthServer(
@@ -152,6 +162,8 @@ class Operator:
             if self._leadership is not None:
                 self._leadership.start()
             self._resync.start()
+            if self._slo is not None:
+                self._slo.start()
             try:
                 return asyncio.run(self._watch())
             finally:
@@ -171,6 +183,8 @@ class Operator:
             return "the lease thread has died"
         if not self._resync.alive():
             return "the resync thread has died"
+        if self._slo is not None and not self._slo.alive():
+            return "the SLO thread has died"
         age_s = time.monotonic() - self._resync.last_s
         if age_s > 3 * self._arguments.resync + 60:
             return f"services were last listed {age_s:.0f} s ago"
@@ -223,7 +237,9 @@ class Operator:
     def _start_workers(self, engines: Engines) -> None:
         recorder = Recorder(self._kube, self._arguments.identity)
         observer = Observer(self._kube, engines, self._index)
-        reconciler = Reconciler(self._kube, engines, observer, self._settings, recorder, self.metrics)
+        reconciler = Reconciler(
+            self._kube, engines, observer, self._settings, recorder, self.metrics, self._slo
+        )
         leadership = self._leadership
 
         def observe(result: str, seconds: float) -> None:
@@ -292,6 +308,8 @@ class Operator:
     def _stop(self, engines: Engines) -> None:
         """Finish what is under way, then let another process lead."""
         self._resync.stop()
+        if self._slo is not None:
+            self._slo.stop()
         if self._workers is not None:
             self._workers.stop(STOP_S)
         if self._leadership is not None:

@@ -22,6 +22,7 @@ from trimtab_operator.cluster.events import Recorder
 from trimtab_operator.cluster.kube import Conflict, Denied, Kube, NotFound, Refused
 from trimtab_operator.cluster.metrics import OperatorMetrics
 from trimtab_operator.cluster.observe import Key, Observer, previous_status
+from trimtab_operator.cluster.slo import SloWatch
 from trimtab_operator.errors import Finding, InvalidResource
 from trimtab_operator.plan import cluster, live_push, pods, runs
 from trimtab_operator.plan.events import Happening, transitions
@@ -48,6 +49,7 @@ class Reconciler:
         settings: cluster.Settings,
         recorder: Recorder,
         metrics: OperatorMetrics,
+        slo: SloWatch | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._kube = kube
@@ -56,6 +58,7 @@ class Reconciler:
         self._settings = settings
         self._recorder = recorder
         self._metrics = metrics
+        self._slo = slo
         self._now = now
         self._refusals: dict[Key, dict[str, tuple[int, str]]] = {}  # by pod UID: generation, why
 
@@ -85,6 +88,8 @@ class Reconciler:
     ) -> float | None:
         refusals = self._refusals.setdefault(key, {})
         observed = self._observer.everything(service, previous, refusals)
+        if self._slo is not None:
+            observed = replace(observed, slo=self._slo.about(key, service.spec.slo))
         now = self._now()
         decision = cluster.decide(observed, self._settings, now, pods.rfc3339(now))
         if decision.changes.taken:
@@ -190,6 +195,8 @@ class Reconciler:
     def _forget(self, key: Key) -> None:
         self._refusals.pop(key, None)
         self._metrics.forget(key)
+        if self._slo is not None:
+            self._slo.forget(key)
         now = pods.rfc3339(self._now())
         for run in self._observer.runs(key):
             status = runs.run_status(

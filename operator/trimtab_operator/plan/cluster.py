@@ -19,6 +19,7 @@ from trimtab_operator.plan import live as plan_live
 from trimtab_operator.plan.drift import digest
 from trimtab_operator.plan.live_record import CandidateNumber, LiveRecord, candidate_key
 from trimtab_operator.plan.manifests import Context, manifests
+from trimtab_operator.plan.slo import UNASKED, Attainment
 from trimtab_operator.plan.status import Facts, service_status
 
 Json = dict[str, Any]
@@ -46,6 +47,7 @@ class Observed:
     runs: tuple[runs.Run, ...] = ()
     read_backs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by pod name
     refusals: Mapping[str, tuple[int, str]] = field(default_factory=dict)  # by pod name: generation, why
+    slo: Attainment = UNASKED
 
     def child(self, kind: str, name: str) -> Mapping[str, Any] | None:
         """One child, or None."""
@@ -189,7 +191,7 @@ def conclude(observed: Observed, decision: Decision, now: float, time: str) -> C
         applied=_applied(observed, replicas),
         recommendation=decision.recommendation,
         tuning_running=decision.acting_run is not None,
-        slo="Unknown",
+        slo=observed.slo,
         resolved=decision.resolved,
         upgrade_available=decision.upgrade_available,
     )

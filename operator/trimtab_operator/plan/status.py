@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
 
 from trimtab_operator import conditions, names
 from trimtab_operator.api import InferenceService
@@ -29,9 +28,9 @@ from trimtab_operator.errors import Finding
 from trimtab_operator.plan.engine_flags import served_name
 from trimtab_operator.plan.live import superseded, tuning_state
 from trimtab_operator.plan.rollout import RolloutStatus
+from trimtab_operator.plan.slo import UNASKED, Attainment
 
 _Make = Callable[[str, bool | None, str, str], Condition]
-SloVerdict = Literal["Met", "Violated", "Unknown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class Facts:
     applied: LiveValues | None = None
     recommendation: Recommendation | None = None
     tuning_running: bool = False
-    slo: SloVerdict = "Unknown"
+    slo: Attainment = UNASKED
     resolved: Resolved = field(default_factory=Resolved)
     upgrade_available: bool | None = None  # None: not a question here (local mode)
 
@@ -62,7 +61,7 @@ def service_status(
         updated_replicas=rollout.updated,
         available_replicas=rollout.available,
         selector=",".join(f"{key}={value}" for key, value in names.selector(service.name).items()),
-        summary=Summary(replicas=f"{rollout.ready}/{rollout.wanted}", slo=facts.slo),
+        summary=Summary(replicas=f"{rollout.ready}/{rollout.wanted}", slo=facts.slo.verdict),
         model=_model(service, rollout, previous, now),
         engine=EngineStatus(facts.desired, facts.applied, f"{rollout.applied}/{rollout.available}"),
         tuning=_tuning(service, facts, previous),
@@ -131,9 +130,9 @@ def _conditions(service: InferenceService, rollout: RolloutStatus, facts: Facts)
         _config_applied(condition, rollout),
         condition(
             names.SLO_MET,
-            {"Met": True, "Violated": False, "Unknown": None}[facts.slo],
-            {"Met": "TargetsMet", "Violated": "TargetsMissed", "Unknown": "NotEnoughSamples"}[facts.slo],
-            "",
+            {"Met": True, "Violated": False, "Unknown": None}[facts.slo.verdict],
+            facts.slo.reason,
+            facts.slo.message,
         ),
         _tuning_ready(condition, service, facts),
         *_upgrade(condition, facts),
