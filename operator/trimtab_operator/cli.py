@@ -13,9 +13,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 from trimtab_operator import documents, render, schema, support
-from trimtab_operator.api import InferenceService
+from trimtab_operator.api import InferenceService, TuningRun
 from trimtab_operator.api.status import Resolved
-from trimtab_operator.errors import OperatorError
+from trimtab_operator.errors import OperatorError, Waiting
+from trimtab_operator.names import RUN_KIND
 from trimtab_operator.plan.manifests import Context
 
 _EPILOG = """\
@@ -168,19 +169,30 @@ def _render(arguments: argparse.Namespace) -> int:
         return 0
     service = schema.load_service(arguments.filename)
     support.check(service, "cluster")
+    for finding in support.later(service):
+        print(f"{arguments.filename}: {finding}", file=sys.stderr)
     context = Context(resolved=Resolved(image=arguments.image), generation=arguments.generation)
     sys.stdout.write(render.render(service, context))
     return 0
 
 
 def _validate(arguments: argparse.Namespace) -> int:
-    old = None if arguments.old is None else schema.load_service(arguments.old)
+    old = None
+    if arguments.old is not None:
+        before, named = documents.read(arguments.old)
+        old = schema.validate(before, what=named)
     resource, what = documents.read(arguments.filename)
-    full = schema.validate(resource, None if old is None else old.raw, what=what)
-    if full["kind"] == "InferenceService":
+    full = schema.validate(resource, old, None if old is None else old["kind"], what)
+    waiting: tuple[Waiting, ...] = ()
+    if full["kind"] == RUN_KIND:
+        findings = support.run_findings(TuningRun.parse(full))
+    else:
         service = InferenceService.parse(full)
-        for finding in support.findings(service, "cluster"):
-            print(f"{what}: not served yet: {finding}", file=sys.stderr)
+        findings, waiting = support.findings(service, "cluster"), support.later(service)
+    for finding in findings:
+        print(f"{what}: not carried out yet: {finding}", file=sys.stderr)
+    for finding in waiting:
+        print(f"{what}: {finding}", file=sys.stderr)
     print(f'{what}: {full["kind"]} "{full["metadata"]["name"]}" is valid')
     return 0
 

@@ -28,6 +28,15 @@ class Finding:
         return f"{self.path}: {_cut(shown, 120)} is not allowed; {self.allowed}"
 
 
+class Waiting(Finding):
+    """A field that may be set and that this release does not act on yet; `allowed` says what happens instead."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return f"{self.path}: {_cut(repr(self.value), 120)} has no effect yet; {self.allowed}"
+
+
 def _cut(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 2] + " …"
 

@@ -40,7 +40,6 @@ CONFIG_APPLIED = "ConfigApplied"
 SLO_MET = "SLOMet"
 TUNING_READY = "TuningReady"
 UPGRADE_AVAILABLE = "UpgradeAvailable"
-SCALING_READY = "ScalingReady"
 
 # Reasons. Good news
 SERVING = "Serving"
@@ -85,6 +84,9 @@ TUNING_REVERTED = "Reverted"
 RECOMMENDATION_SUPERSEDED = "RecommendationSuperseded"
 CANDIDATE_REFUSED = "CandidateRefused"
 SERVICE_NOT_FOUND = "ServiceNotFound"
+SERVICE_NOT_SERVED = "ServiceNotServed"
+TIME_LIMIT_REACHED = "TimeLimitReached"
+NOT_YET_SUPPORTED = "NotYetSupported"
 UPGRADE_HELD = "HeldByPolicy"
 
 #: Failures that time does not mend: a person has to change something.

@@ -16,7 +16,7 @@ import jsonschema
 from jsonschema.exceptions import ValidationError
 
 from trimtab_operator import cel, crds, documents
-from trimtab_operator.api import InferenceService
+from trimtab_operator.api import InferenceService, TuningRun
 from trimtab_operator.errors import Finding, InvalidResource
 from trimtab_operator.names import API_VERSION, RUN_KIND, SERVICE_KIND
 
@@ -50,6 +50,13 @@ def parse_service(
     """As `load_service`, from a resource that is already plain JSON."""
     full = validate(resource, None if old is None else old.raw, SERVICE_KIND, what)
     return InferenceService.parse(full)
+
+
+def parse_run(
+    resource: Mapping[str, Any], old: Mapping[str, Any] | None = None, what: str | None = None
+) -> TuningRun:
+    """A TuningRun, defaulted and validated, as `parse_service`; `old` is the defaulted resource before."""
+    return TuningRun.parse(validate(resource, old, RUN_KIND, what))
 
 
 def validate(

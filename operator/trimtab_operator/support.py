@@ -1,16 +1,21 @@
-"""What is valid but cannot be served yet, or not in this mode: clear findings instead of half-working engines.
+"""What is valid but cannot be carried out yet, or not in this mode: clear findings instead of silence.
 
-Used by both shells before planning. In a cluster the findings become condition Stalled/Unsupported, in local mode an error.
+`findings` and `run_findings` stop a service or a run: in a cluster condition Stalled/Unsupported, in local mode an error. `later`
+stops nothing: the service is served, and its conditions (`plan.status`), `validate` and `render` name the fields that wait.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-from trimtab_operator.api import InferenceService
-from trimtab_operator.errors import Finding, Unsupported
+from trimtab_operator.api import InferenceService, TuningRun
+from trimtab_operator.api.service import Limits
+from trimtab_operator.errors import Finding, Unsupported, Waiting
 
 Mode = Literal["local", "cluster"]
+
+NOT_DURING = "spec.tuning.limits.notDuring"
+NO_WORKER = "this release makes no worker for a run: status.candidate, status.trials and status.result come from outside"
 
 
 def findings(service: InferenceService, mode: Mode) -> tuple[Finding, ...]:
@@ -52,3 +57,43 @@ def check(service: InferenceService, mode: Mode) -> None:
     found = findings(service, mode)
     if found:
         raise Unsupported(found, f'InferenceService "{service.name}"')
+
+
+def later(service: InferenceService) -> tuple[Waiting, ...]:
+    """Fields of a served service that say something and are not acted on yet."""
+    tuning, limits = service.spec.tuning, service.spec.tuning.limits
+    usual, found = Limits(), list[Waiting]()
+    if tuning.nightly is not None and not tuning.nightly.suspend:
+        schedule = "this release makes no runs on a schedule; create a TuningRun, or set suspend"
+        found.append(Waiting("spec.tuning.nightly", tuning.nightly.schedule, schedule))
+    if tuning.drift.enabled:
+        found.append(
+            Waiting(
+                "spec.tuning.drift.enabled", True, "this release starts no run by itself; create a TuningRun"
+            )
+        )
+    if limits.extra_replicas != usual.extra_replicas:
+        allowed = f"this release adds no replicas for a run; {usual.extra_replicas} until it does"
+        found.append(Waiting("spec.tuning.limits.extraReplicas", limits.extra_replicas, allowed))
+    if limits.max_throughput_loss != usual.max_throughput_loss:
+        allowed = "this release weighs no throughput; a result counts as its run gives it"
+        found.append(Waiting("spec.tuning.limits.maxThroughputLoss", limits.max_throughput_loss, allowed))
+    if limits.not_during:
+        allowed = "this release knows no quiet times; it tries no candidate at all while this is set"
+        found.append(Waiting(NOT_DURING, [quiet.schedule for quiet in limits.not_during], allowed))
+    return tuple(found)
+
+
+def run_findings(run: TuningRun) -> tuple[Finding, ...]:
+    """Everything of a run that cannot be carried out; empty when its candidates may be tried."""
+    found: list[Finding] = []
+    if run.spec.evaluator != "Live":
+        found.append(
+            Finding(
+                "spec.evaluator", run.spec.evaluator, "this release carries out Live only; create another run"
+            )
+        )
+    if run.spec.workload.type != "Recorded":
+        allowed = "this release replays no traces; create another run without it"
+        found.append(Finding("spec.workload.type", run.spec.workload.type, allowed))
+    return tuple(found)

@@ -8,13 +8,14 @@ from dataclasses import MISSING, fields
 import pytest
 
 from support.crd_fields import every_field, leaves, spec_schema
-from support.services import service
+from support.services import run_resource, service
 from trimtab_engine.config import DTYPES, EngineConfig
 from trimtab_engine.core import live as engine_live
 from trimtab_engine.core.live import Ceilings, LiveConfig
 from trimtab_engine.errors import ConfigError
 from trimtab_engine.server.options import ServerOptions
-from trimtab_operator import names
+from trimtab_operator import names, schema
+from trimtab_operator.api import RunSpec
 from trimtab_operator.api import service as api
 from trimtab_operator.plan.live import spec_config
 from trimtab_operator.quantities import parse_duration
@@ -167,8 +168,18 @@ def test_priority_aging_bounds_are_where_the_engine_begins_to_refuse() -> None:
                 LiveConfig.from_json(raw, CEILINGS)
 
 
-DURATIONS = {path: schema for path, schema in FIELDS.items() if "(ms|s|m|h)" in schema.get("pattern", "")}
+def test_a_defaulted_run_equals_the_dataclasses_own_defaults() -> None:
+    assert schema.parse_run(run_resource()).spec == RunSpec("chat")
+
+
+RUN_FIELDS = {f"run.{path}": field for path, field in leaves(names.RUN_KIND).items()}
+DURATIONS = {
+    path: field
+    for path, field in {**FIELDS, **RUN_FIELDS}.items()
+    if "(ms|s|m|h)" in field.get("pattern", "")
+}
 OWNERS: dict[str, type] = {
+    "run": RunSpec,
     "engine": api.Engine,
     "slo": api.Slo,
     "slo.classes[]": api.SloClass,

@@ -8,16 +8,15 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from support.crd_fields import every_field, every_rule, leaves, spec_schema
+from support.crd_fields import every_field, every_rule, spec_schema
 from trimtab_operator import cel, crds, names
+from trimtab_operator.api import RunSpec, RunStatus
 from trimtab_operator.api.parse import wire_name
 from trimtab_operator.api.service import ServiceSpec
 from trimtab_operator.api.status import ServiceStatus
 from trimtab_operator.plan.engine_flags import OWNED_FLAGS
-from trimtab_operator.plan.template import effect_of
 
 KINDS = [names.SERVICE_KIND, names.RUN_KIND]
-SERVICE_LEAVES = leaves(names.SERVICE_KIND)
 
 
 def all_fields(kind: str) -> list[tuple[str, dict[str, Any]]]:
@@ -125,30 +124,6 @@ def test_rules_keep_to_the_shared_part_of_cel_and_have_fixed_messages(kind: str)
             assert set(entry) == {"rule", "message"}
 
 
-@pytest.mark.parametrize("path", SERVICE_LEAVES)
-def test_description_says_when_a_change_takes_effect_as_the_plan_does(path: str) -> None:
-    description = SERVICE_LEAVES[path]["description"]
-    said = re.search(r"Change: (live|restart|at once)( \(it cannot change\))?\.$", description)
-    assert said, description
-    assert said[1] == effect_of(path.replace("[]", ""))[0]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_descriptions_tell_default_and_range_truly(kind: str) -> None:
-    for path, field in leaves(kind).items():
-        text = field["description"]
-        default = field.get("default")
-        if default is not None:
-            words = re.search(r"[Dd]efault (\S+?)[.,;]?( |$)", text)
-            assert words, path
-            want = str(default).lower() if isinstance(default, bool) else str(default)
-            assert words[1] == want, path
-        else:
-            assert re.search(r"Absent means|No default|required|needed by|only for", text), path
-        if field["type"] in ("integer", "number") and "enum" not in field and "maxModelLen" not in path:
-            assert f"ange {field['minimum']} to" in text, path
-
-
 def shape_of(cls: type, schema: dict[str, Any], path: str) -> None:
     """The dataclass has exactly the fields of the schema, all the way down."""
     hints = get_type_hints(cls)
@@ -170,6 +145,11 @@ def test_spec_dataclasses_have_exactly_the_fields_of_the_crd() -> None:
 
 def test_status_dataclasses_have_exactly_the_fields_of_the_crd() -> None:
     shape_of(ServiceStatus, crds.openapi(names.SERVICE_KIND)["properties"]["status"], "status")
+
+
+def test_run_dataclasses_have_exactly_the_fields_of_the_crd() -> None:
+    shape_of(RunSpec, spec_schema(names.RUN_KIND), "spec")
+    shape_of(RunStatus, crds.openapi(names.RUN_KIND)["properties"]["status"], "status")
 
 
 def test_the_rule_on_extra_arguments_lists_the_flags_that_we_set() -> None:

@@ -121,6 +121,11 @@ CASES = {
             resource(**{"engine.extraArgs": ["--num-threads=2"]}),
             resource(**{"engine.extraArgs": ["--max-num-seqs", "9"]}),
         ),
+        Case(  # a line's end is where regular expressions of two languages differ
+            "extraArgs must not repeat",
+            resource(**{"engine.extraArgs": ["--ports=1\n", "x--port", "--port_x"]}),
+            resource(**{"engine.extraArgs": ["--port=1\n"]}),
+        ),
         Case(
             "classes may hold at most",
             resource(**{"slo.classes": [*SEVEN, {"name": "default"}]}),
@@ -155,6 +160,21 @@ CASES = {
             "min must be at least 1",
             resource(**parameters({"name": "longPrefillTokenThreshold", "min": 0, "max": 8})),
             resource(**parameters({"name": "maxNumSeqs", "min": 0, "max": 8})),
+        ),
+        Case(
+            "drift.enabled needs",
+            resource(tuning={"drift": {"enabled": True}, "parameters": [POLICY]}),
+            resource(tuning={"drift": {"enabled": True}}),
+        ),
+        Case(
+            "drift.enabled needs",
+            resource(tuning={"drift": {"enabled": False}}),
+            resource(tuning={"drift": {"enabled": True}, "parameters": []}),
+        ),
+        Case(
+            "traceRef is allowed only",
+            resource(tuning=nightly(workload="Trace", traceRef={"name": "t"})),
+            resource(tuning=nightly(traceRef={"name": "t"})),
         ),
         Case(
             "workload Trace needs",
@@ -198,6 +218,11 @@ CASES = {
             "min must be at least 1",
             run_resource(parameters=[{"name": "maxNumSeqs", "min": 1, "max": 8}]),
             run_resource(parameters=[{"name": "maxNumSeqs", "min": 0, "max": 8}]),
+        ),
+        Case(
+            "workload.traceRef is allowed only",
+            run_resource(workload={}),
+            run_resource(workload={"traceRef": {"name": "t"}}),
         ),
         Case(
             "workload.type Trace",

@@ -10,7 +10,7 @@ import yaml
 from support.services import resource, run_resource
 from trimtab_operator import cli
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+FILES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.yaml"))
 
 
 def write(folder: Path, name: str, content: object) -> str:
@@ -42,15 +42,37 @@ def test_validate_judges_an_update(tmp_path: Path, capsys: pytest.CaptureFixture
     moved["spec"] = {"targetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web"}}
     arguments = ["validate", "-f", write(tmp_path, "b.yaml", moved)]
     assert cli.main(arguments) == 0
-    assert "not served yet: spec.targetRef" in capsys.readouterr().err
+    assert "not carried out yet: spec.targetRef" in capsys.readouterr().err
     assert cli.main([*arguments, "--old", write(tmp_path, "a.yaml", resource())]) == 2
     assert "cannot change between model and targetRef" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["chat", "classes", "gpu"])
-def test_render_prints_manifests_that_are_yaml(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["render", "-f", str(EXAMPLES / f"{name}.yaml"), "--image", "mine:1"]) == 0
-    documents = list(yaml.safe_load_all(capsys.readouterr().out))
+def test_validate_judges_an_update_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old = write(tmp_path, "a.yaml", run_resource())
+    arguments = ["validate", "-f", write(tmp_path, "b.yaml", run_resource(maxTrials=3)), "--old", old]
+    assert cli.main(arguments) == 2
+    assert "spec of a TuningRun cannot change" in capsys.readouterr().err
+
+
+def test_validate_finds_what_only_the_operator_judges(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["validate", "-f", write(tmp_path, "a.yaml", run_resource(timeLimit="25h"))]) == 2
+    assert "spec.timeLimit: '25h' is not allowed; a duration from 1m to 24h" in capsys.readouterr().err
+
+
+def test_validate_says_what_a_run_waits_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["validate", "-f", write(tmp_path, "a.yaml", run_resource(evaluator="Shadow"))]) == 0
+    assert "not carried out yet: spec.evaluator: 'Shadow'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_every_example_is_valid_and_renders(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["validate", "-f", str(path)]) == 0
+    assert f'InferenceService "{path.stem}" is valid' in capsys.readouterr().out
+    assert cli.main(["render", "-f", str(path), "--image", "mine:1"]) == 0
+    captured = capsys.readouterr()
+    documents = list(yaml.safe_load_all(captured.out))
     assert {d["kind"] for d in documents} >= {
         "ServiceAccount",
         "ConfigMap",
@@ -60,6 +82,29 @@ def test_render_prints_manifests_that_are_yaml(name: str, capsys: pytest.Capture
     }
     container = documents[-1]["spec"]["template"]["spec"]["containers"][0]
     assert container["image"] == "mine:1"
+    nightly = "nightly" in yaml.safe_load(path.read_text())["spec"]["tuning"]
+    assert ("spec.tuning.nightly: '30 3 * * *' has no effect yet" in captured.err) == nightly
+
+
+@pytest.mark.parametrize("new", FILES, ids=lambda p: p.stem)
+@pytest.mark.parametrize("old", FILES, ids=lambda p: p.stem)
+def test_what_goes_from_one_example_to_another_is_told_field_by_field(
+    old: Path, new: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["render", "-f", str(new), "--diff", str(old)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    if old == new:
+        assert lines == ["no field of spec differs"]
+        return
+    assert all(
+        line.startswith(("restart ", "live ", "at once ")) and line.endswith(")") for line in lines[:-1]
+    )
+    assert lines[-1].startswith("→ engines are replaced" if "restart" in lines[0] else "→ no engine restarts")
+
+
+def test_render_of_a_run_says_which_kind_it_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["render", "-f", write(tmp_path, "a.yaml", run_resource())]) == 2
+    assert "kind: 'TuningRun' is not allowed; one of InferenceService" in capsys.readouterr().err
 
 
 def test_render_refuses_what_cannot_be_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

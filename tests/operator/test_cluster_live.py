@@ -21,12 +21,11 @@ from support.services import resource, run_resource
 from trimtab_engine.core.live import Ceilings, LiveConfig
 from trimtab_engine.live_state import LiveState, Versioned
 from trimtab_operator import names, schema
-from trimtab_operator.api import InferenceService
+from trimtab_operator.api import InferenceService, TuningRun
 from trimtab_operator.api.status import Resolved, ServiceStatus
 from trimtab_operator.plan import cluster, live_push
 from trimtab_operator.plan.children import Changes
 from trimtab_operator.plan.pods import rfc3339
-from trimtab_operator.plan.runs import Run
 
 Json = dict[str, Any]
 SETTINGS = cluster.Settings(Resolved(image="engine:1"), "KEY")
@@ -73,7 +72,7 @@ class World:
             previous=self.previous,
             children=copy.deepcopy(self.children),
             pods=tuple(pod(name, ready_since=10) for name in self.engines),
-            runs=() if self.run is None else (Run.parse(self.run),),
+            runs=() if self.run is None else (TuningRun.parse(self.run),),
             read_backs={name: json.loads(json.dumps(e.to_json(0.0))) for name, e in self.engines.items()},
         )
 
@@ -216,6 +215,23 @@ def test_canary_mode_tries_on_a_few_pods_and_stays_with_them() -> None:
     world.now += live_push.RENEW_EVERY_S
     world.settle()
     assert budgets(world).index(128) == chosen
+
+
+def test_canary_pods_bound_how_many_try() -> None:
+    world = started(mode="Canary", spec={"tuning.limits.canaryPods": 2})
+    world.try_candidate(0, 128)
+    world.settle()
+    assert sorted(budgets(world)) == [128, 128, 2048]
+
+
+def test_no_candidate_is_tried_while_quiet_times_are_set_that_nobody_keeps() -> None:
+    quiet = [{"schedule": "@daily", "duration": "1h"}]
+    world = started(spec={"tuning.limits.notDuring": quiet})
+    world.try_candidate(0, 128)
+    decision = world.settle()
+    assert budgets(world) == [2048] * 3
+    assert decision.refusal is not None
+    assert "spec.tuning.limits.notDuring" in decision.refusal
 
 
 def test_a_deleted_run_ends_its_candidate_at_once() -> None:

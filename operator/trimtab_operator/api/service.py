@@ -340,6 +340,7 @@ class Metadata:
     uid: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
+    creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
 
 

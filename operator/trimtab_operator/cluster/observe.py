@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from trimtab_operator import names
-from trimtab_operator.api import InferenceService
+from trimtab_operator.api import InferenceService, InvalidRun, TuningRun, read_run
 from trimtab_operator.api.status import ServiceStatus
 from trimtab_operator.cluster import kinds
 from trimtab_operator.cluster.engines import Engines
@@ -20,7 +20,6 @@ from trimtab_operator.cluster.kube import Kube
 from trimtab_operator.errors import InvalidResource
 from trimtab_operator.plan import children, pods
 from trimtab_operator.plan.cluster import Observed
-from trimtab_operator.plan.runs import Run
 
 Json = dict[str, Any]
 
@@ -86,10 +85,10 @@ class Observer:
         """The InferenceService as it is now."""
         return self._kube.get(kinds.SERVICE, key.namespace, key.name)
 
-    def runs(self, key: Key) -> tuple[Run, ...]:
+    def runs(self, key: Key) -> tuple[TuningRun | InvalidRun, ...]:
         """All TuningRuns of a service."""
         found = (self._kube.get(kinds.RUN, key.namespace, name) for name in self._index.names(key))
-        return tuple(Run.parse(run) for run in found if run is not None)
+        return tuple(read_run(run) for run in found if run is not None)
 
     def everything(
         self,
@@ -111,12 +110,14 @@ class Observer:
             for pod in listed
             if pod["metadata"]["uid"] in refusals
         }
+        runs = self.runs(key)
         return Observed(
             service=service,
             previous=previous,
             children=live,
             pods=tuple(listed),
-            runs=self.runs(key),
+            runs=tuple(run for run in runs if isinstance(run, TuningRun)),
+            invalid_runs=tuple(run for run in runs if isinstance(run, InvalidRun)),
             read_backs=self._engines.read_backs(reachable),
             refusals=by_name,
         )

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from trimtab_operator import names, support
-from trimtab_operator.api import InferenceService
+from trimtab_operator.api import InferenceService, InvalidRun, TuningRun
 from trimtab_operator.api.service import Metadata, ServiceSpec
 from trimtab_operator.api.status import ServiceStatus
 from trimtab_operator.cluster import kinds
@@ -35,7 +35,7 @@ NAME_RETRY_S = 30.0  # somebody else's object is not watched
 GONE_RETRY_S = 1.0  # a former object is on its way out
 ENGINE_RETRY_S = 1.0  # a ready pod whose admin port did not answer
 _MADE_ANEW = frozenset({"PodDisruptionBudget", "NetworkPolicy"})
-_RUN_FIELDS = ("observedGeneration", "phase", "conditions", "summary", "applied")
+_RUN_FIELDS = ("observedGeneration", "phase", "startTime", "conditions", "summary", "applied")
 
 
 class Reconciler:
@@ -115,7 +115,9 @@ class Reconciler:
                 Happening("Warning", "ConfigDrift", f"{pod} had seen other numbers; a new one goes out")
             )
         self._write(service, resource, conclusion.status, happened)
-        self._write_runs(service, observed.runs, conclusion.run_statuses, decision.refusal)
+        self._write_runs(
+            service, (*observed.runs, *observed.invalid_runs), conclusion.run_statuses, decision.refusal
+        )
         soon = [conclusion.look_again_s - now] if conclusion.look_again_s is not None else []
         soon += [GONE_RETRY_S] if decision.changes.waiting else []
         soon += [ENGINE_RETRY_S] if retry else []
@@ -197,11 +199,16 @@ class Reconciler:
         self._metrics.forget(key)
         if self._slo is not None:
             self._slo.forget(key)
+        self._tell_runs(key, names.SERVICE_NOT_FOUND)
+
+    def _tell_runs(self, key: Key, unserved: str) -> None:
+        """Say in all runs of a service why nothing is done for it."""
         now = pods.rfc3339(self._now())
         for run in self._observer.runs(key):
-            status = runs.run_status(
-                run, acts=False, refusal=None, missing=True, applied=None, incumbent=None, now=now
-            )
+            if isinstance(run, InvalidRun):
+                status = runs.invalid_run_status(run, now)
+            else:
+                status = runs.run_status(run, acts=False, refusal=None, unserved=unserved, now=now)
             self._write_run(key.namespace, run, status)
 
     # Writing
@@ -217,6 +224,8 @@ class Reconciler:
         """Say why nothing is done; what runs is left running."""
         status = invalid_status(service, findings, reason, previous, pods.rfc3339(self._now()))
         self._write(service, resource, status, transitions(previous, status))
+        why = f'InferenceService "{service.name}" has reason {reason}: {"; ".join(map(str, findings))}'
+        self._tell_runs(Key(service.namespace, service.name), why)
 
     def _write(
         self, service: InferenceService, resource: Json, status: ServiceStatus, happened: list[Happening]
@@ -234,7 +243,7 @@ class Reconciler:
     def _write_runs(
         self,
         service: InferenceService,
-        found: tuple[runs.Run, ...],
+        found: tuple[TuningRun | InvalidRun, ...],
         statuses: Mapping[str, Json],
         refusal: str | None,
     ) -> None:
@@ -242,12 +251,13 @@ class Reconciler:
             status = statuses.get(run.name)
             if status is not None and self._write_run(service.namespace, run, status) and refusal is not None:
                 reference = {"apiVersion": names.API_VERSION, "kind": names.RUN_KIND,
-                             "metadata": {"name": run.name, "namespace": service.namespace, "uid": run.uid}}  # fmt: skip
+                             "metadata": {"name": run.name, "namespace": service.namespace, "uid": run.metadata.uid}}  # fmt: skip
                 if any(c["reason"] == names.CANDIDATE_REFUSED for c in status["conditions"]):
                     self._recorder.record(reference, Happening("Warning", names.CANDIDATE_REFUSED, refusal))
 
-    def _write_run(self, namespace: str, run: runs.Run, status: Json) -> bool:
-        if {name: run.status[name] for name in _RUN_FIELDS if name in run.status} == status:
+    def _write_run(self, namespace: str, run: TuningRun | InvalidRun, status: Json) -> bool:
+        known = run.raw.get("status") or {}
+        if {name: known[name] for name in _RUN_FIELDS if name in known} == status:
             return False
         try:
             self._kube.apply_status(kinds.RUN, namespace, run.name, status)

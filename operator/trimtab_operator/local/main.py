@@ -23,6 +23,7 @@ from types import FrameType
 import httpx
 import uvicorn
 
+from trimtab_operator import support
 from trimtab_operator.api import InferenceService
 from trimtab_operator.errors import OperatorError
 from trimtab_operator.local import spec_file
@@ -91,6 +92,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _fail(f"{arguments.filename}: is not UTF-8 at byte {error.start}")
     except OperatorError as error:
         return _fail(str(error))
+    for finding in support.later(service):
+        print(f"trimtab-operator: {finding}", file=sys.stderr)
     folder = (arguments.state_dir or _default_state_dir(service)).absolute()
     try:
         state = StateDir(folder)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trimtab_operator import names
-from trimtab_operator.api import InferenceService, Recommendation
+from trimtab_operator.api import InferenceService, InvalidRun, Recommendation, TuningRun
+from trimtab_operator.api.run import AppliedCandidate
 from trimtab_operator.api.status import LastRun, LiveValues, Resolved, ServiceStatus
 from trimtab_operator.errors import InvalidResource
 from trimtab_operator.plan import children, live_push, pod_template, pods, rollout, runs
@@ -44,7 +45,8 @@ class Observed:
     previous: ServiceStatus = field(default_factory=ServiceStatus)
     children: Mapping[children.Key, Mapping[str, Any]] = field(default_factory=dict)
     pods: tuple[Mapping[str, Any], ...] = ()
-    runs: tuple[runs.Run, ...] = ()
+    runs: tuple[TuningRun, ...] = ()
+    invalid_runs: tuple[InvalidRun, ...] = ()
     read_backs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by pod name
     refusals: Mapping[str, tuple[int, str]] = field(default_factory=dict)  # by pod name: generation, why
     slo: Attainment = UNASKED
@@ -70,8 +72,8 @@ class Decision:
     recommendation: Recommendation | None
     superseded: str | None  # why a recommendation was dropped now
     renumbered: tuple[str, ...]  # pods that had seen other numbers
-    acting_run: runs.Run | None
-    taken_run: runs.Run | None  # its result was taken now
+    acting_run: TuningRun | None
+    taken_run: TuningRun | None  # its result was taken now
     refusal: str | None  # why the acting run's candidate, or the taken run's result, is not carried out
 
 
@@ -101,7 +103,7 @@ def decide(observed: Observed, settings: Settings, now: float, time: str) -> Dec
         floor = max(floor, observed.previous.engine.desired.generation)
     number, floor = _incumbent_number(record, chosen, floor)
 
-    acting = runs.acting(observed.runs)
+    acting = runs.acting(observed.runs, now)
     offered, why_not = _offer(service, acting, now)
     refusal = refusal or why_not
     if offered is not None and _edited(service, record, offered):
@@ -201,6 +203,8 @@ def conclude(observed: Observed, decision: Decision, now: float, time: str) -> C
     moments = [action.until_s for action in actions if isinstance(action, rollout.Wait)]
     if decision.trial is not None:
         moments.append(min(now + live_push.RENEW_EVERY_S, decision.trial.until_s))
+    limits = (runs.deadline_s(run) for run in observed.runs if not run.judged and not run.deleting)
+    moments += [limit for limit in limits if limit is not None and limit > now]
     return Conclusion(status, min(moments, default=None), _run_statuses(observed, decision, time))
 
 
@@ -209,7 +213,7 @@ def conclude(observed: Observed, decision: Decision, now: float, time: str) -> C
 
 def _recommendation(
     observed: Observed, time: str
-) -> tuple[Recommendation | None, runs.Run | None, str | None]:
+) -> tuple[Recommendation | None, TuningRun | None, str | None]:
     """The recommendation that stands, the run that it was taken from just now, and why a result was not taken."""
     standing = observed.previous.tuning.recommendation
     try:
@@ -231,7 +235,7 @@ def _incumbent_number(record: LiveRecord, chosen: plan_live.Effective, floor: in
 
 
 def _offer(
-    service: InferenceService, acting: runs.Run | None, now: float
+    service: InferenceService, acting: TuningRun | None, now: float
 ) -> tuple[runs.Offer | None, str | None]:
     if acting is None:
         return None, None
@@ -247,8 +251,8 @@ def _basis(service: InferenceService) -> str:
 
 
 def _key(offered: runs.Offer) -> str:
-    assert offered.run.candidate is not None
-    return candidate_key(offered.run.uid, offered.run.candidate)
+    assert offered.run.status.candidate is not None
+    return candidate_key(offered.run.uid, offered.run.status.candidate)
 
 
 def _edited(service: InferenceService, record: LiveRecord, offered: runs.Offer) -> bool:
@@ -376,14 +380,14 @@ def _applied(observed: Observed, replicas: list[rollout.Replica]) -> LiveValues 
 # What runs are told
 
 
-def _with_last_run(status: ServiceStatus, run: runs.Run, time: str) -> ServiceStatus:
-    verdict = str((run.result or {}).get("verdict", ""))
+def _with_last_run(status: ServiceStatus, run: TuningRun, time: str) -> ServiceStatus:
+    verdict = (run.status.result.verdict if run.status.result else None) or ""
     return replace(status, tuning=replace(status.tuning, last_run=LastRun(run.name, verdict, time)))
 
 
 def _run_statuses(observed: Observed, decision: Decision, time: str) -> dict[str, Json]:
     """The operator's part of each run's status."""
-    found: dict[str, Json] = {}
+    found = {run.name: runs.invalid_run_status(run, time) for run in observed.invalid_runs}
     for run in observed.runs:
         if run.deleting:
             continue
@@ -393,7 +397,6 @@ def _run_statuses(observed: Observed, decision: Decision, time: str) -> dict[str
             run,
             acts=acts,
             refusal=refused,
-            missing=False,
             applied=_trial_in_force(observed, decision) if acts else None,
             incumbent=decision.incumbent,
             now=time,
@@ -401,7 +404,7 @@ def _run_statuses(observed: Observed, decision: Decision, time: str) -> dict[str
     return found
 
 
-def _trial_in_force(observed: Observed, decision: Decision) -> Json | None:
+def _trial_in_force(observed: Observed, decision: Decision) -> AppliedCandidate | None:
     trial = decision.trial
     if trial is None:
         return None
@@ -412,10 +415,8 @@ def _trial_in_force(observed: Observed, decision: Decision) -> Json | None:
         if (candidate := observed.read_backs.get(name, {}).get("candidate")) is not None
         and candidate["generation"] == number
     ]
-    shown: Json = {"generation": number, "pods": f"{len(leases)}/{len(decision.targets)}"}
-    if leases:
-        shown["until"] = pods.rfc3339(max(leases))
-    return shown
+    until = pods.rfc3339(max(leases)) if leases else None
+    return AppliedCandidate(number, f"{len(leases)}/{len(decision.targets)}", until)
 
 
 def _text(error: InvalidResource) -> str:

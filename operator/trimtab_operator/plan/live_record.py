@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trimtab_operator import names
+from trimtab_operator.api.run import Candidate
 from trimtab_operator.plan.drift import digest
 
 Json = dict[str, Any]
@@ -64,9 +65,9 @@ class LiveRecord:
         return found
 
 
-def candidate_key(run_uid: str, candidate: Mapping[str, Any]) -> str:
+def candidate_key(run_uid: str, candidate: Candidate) -> str:
     """The same candidate of the same run, however often it is read."""
-    return digest({"run": run_uid, "trial": candidate.get("trial"), "config": candidate.get("config")})
+    return digest({"run": run_uid, "trial": candidate.trial, "config": candidate.config})
 
 
 def _document(text: object) -> Json | None:

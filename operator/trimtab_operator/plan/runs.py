@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trimtab_operator import conditions, names
-from trimtab_operator.api import InferenceService, Recommendation
+from trimtab_operator import conditions, names, support
+from trimtab_operator.api import InferenceService, InvalidRun, Recommendation, RunStatus, TuningRun
+from trimtab_operator.api.run import AppliedCandidate, RunSummary
 from trimtab_operator.api.status import Condition
 from trimtab_operator.errors import Finding, InvalidResource
 from trimtab_operator.plan import live as plan_live
@@ -22,160 +23,164 @@ _PROMOTING = ("Applied", "Recommended")
 _FINISHED = ("Succeeded", "Failed", "Stopped")
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One TuningRun, as far as the operator reads it."""
+def created_s(run: TuningRun) -> float:
+    """When it was created, Unix."""
+    return unix(run.metadata.creation_timestamp)
 
-    name: str
-    uid: str
-    generation: int
-    created_s: float
-    service: str
-    evaluator: str
-    phase: str
-    deleting: bool
-    candidate: Mapping[str, Any] | None
-    result: Mapping[str, Any] | None
-    trials: Sequence[Mapping[str, Any]]
-    conditions: tuple[Condition, ...]
-    status: Mapping[str, Any]
 
-    @classmethod
-    def parse(cls, resource: Mapping[str, Any]) -> Run:
-        """From the resource; the API server has checked its shape."""
-        metadata, status = resource["metadata"], resource.get("status") or {}
-        listed = tuple(
-            Condition(c["type"], c["status"], c["reason"], c.get("message", ""), c["lastTransitionTime"],
-                      c.get("observedGeneration", 0))
-            for c in status.get("conditions") or []
-        )  # fmt: skip
-        return cls(
-            name=metadata["name"],
-            uid=metadata["uid"],
-            generation=metadata["generation"],
-            created_s=unix(metadata.get("creationTimestamp")),
-            service=resource["spec"]["service"],
-            evaluator=resource["spec"].get("evaluator", "Live"),
-            phase=status.get("phase", ""),
-            deleting=metadata.get("deletionTimestamp") is not None,
-            candidate=status.get("candidate"),
-            result=status.get("result"),
-            trials=status.get("trials") or (),
-            conditions=listed,
-            status=status,
-        )
+def until_s(run: TuningRun) -> float:
+    """End of the candidate as its job wants it, and its time limit at the latest, Unix; 0 without a candidate."""
+    candidate, limit = run.status.candidate, deadline_s(run)
+    if candidate is None:
+        return 0.0
+    return unix(candidate.until) if limit is None else min(unix(candidate.until), limit)
 
-    @property
-    def finished(self) -> bool:
-        """Whether its result is there."""
-        return bool(self.result and self.result.get("verdict"))
 
-    @property
-    def until_s(self) -> float:
-        """End of the candidate as its job wants it, Unix; 0 without one."""
-        return unix(self.candidate.get("until")) if self.candidate else 0.0
+def deadline_s(run: TuningRun) -> float | None:
+    """When its time limit is over, Unix; None before it began."""
+    began = run.status.start_time
+    return None if began is None else unix(began) + run.spec.time_limit_s
+
+
+def _overdue(run: TuningRun, now: float) -> bool:
+    limit = deadline_s(run)
+    return limit is not None and limit <= now and not run.judged
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
     """A candidate that may be tried: a whole live config, until a Unix time, for one run."""
 
-    run: Run
+    run: TuningRun
     config: Json
     until_s: float
 
 
-def acting(runs: Sequence[Run]) -> Run | None:
-    """The one run that may act on a service: the oldest one that is neither finished nor going away."""
-    alive = [run for run in runs if not run.deleting and not run.finished and run.phase not in _FINISHED]
-    return min(alive, key=lambda run: (run.created_s, run.name), default=None)
+def acting(runs: Sequence[TuningRun], now: float) -> TuningRun | None:
+    """The one run that may act on a service: the oldest that can be carried out and is neither over nor going away."""
+    alive = [
+        run
+        for run in runs
+        if not run.deleting
+        and not run.judged
+        and run.status.phase not in _FINISHED
+        and not _overdue(run, now)
+        and not support.run_findings(run)
+    ]
+    return min(alive, key=lambda run: (created_s(run), run.name), default=None)
 
 
-def offer(service: InferenceService, run: Run, now: float) -> Offer | None:
+def offer(service: InferenceService, run: TuningRun, now: float) -> Offer | None:
     """What `run` wants tried now; None when nothing. Raises InvalidResource when it may not, saying why."""
-    if run.candidate is None or run.until_s <= now:
+    candidate = run.status.candidate
+    if candidate is None or until_s(run) <= now:
         return None
-    findings: list[Finding] = []
-    state = plan_live.tuning_state(service.metadata.annotations)
-    if run.evaluator != "Live":
-        findings.append(
-            Finding("spec.evaluator", run.evaluator, "Live, to try a candidate on running engines")
-        )
-    if state != "active":
-        findings.append(Finding(f"annotation {names.ANNOTATION_TUNING}", state, "active, to try a candidate"))
-    if service.spec.tuning.mode not in ("Canary", "Apply"):
-        findings.append(
-            Finding("spec.tuning.mode", service.spec.tuning.mode, "Canary or Apply, to try a candidate")
-        )
+    findings = _tuning_findings(service) + _run_findings(service, run)
     if findings:
         raise InvalidResource(findings, "the candidate")
     standing = plan_live.spec_config(service.spec)
-    values = _values(run.candidate["config"])
-    chosen = plan_live.recommend(service.spec, values).values
-    return Offer(
-        run, {**standing, **{plan_live.WIRE[name]: value for name, value in chosen.items()}}, run.until_s
-    )
+    chosen = plan_live.recommend(service.spec, _values(candidate.config)).values
+    config = {**standing, **{plan_live.WIRE[name]: value for name, value in chosen.items()}}
+    return Offer(run, config, until_s(run))
+
+
+def _tuning_findings(service: InferenceService) -> list[Finding]:
+    """Why nothing may be tried on the service now."""
+    tuning, findings = service.spec.tuning, []
+    state = plan_live.tuning_state(service.metadata.annotations)
+    if state != "active":
+        findings.append(Finding(f"annotation {names.ANNOTATION_TUNING}", state, "active, to try a candidate"))
+    if tuning.mode not in ("Canary", "Apply"):
+        findings.append(Finding("spec.tuning.mode", tuning.mode, "Canary or Apply, to try a candidate"))
+    # Better no candidate than one at a time that its owner has ruled out.
+    findings += [f for f in support.later(service) if f.path == support.NOT_DURING]
+    return findings
+
+
+def _run_findings(service: InferenceService, run: TuningRun) -> list[Finding]:
+    """How the candidate leaves what the run itself is allowed."""
+    candidate, findings = run.status.candidate, []
+    assert candidate is not None
+    if candidate.trial is not None and candidate.trial >= run.spec.max_trials:
+        allowed = f"below the run's spec.maxTrials ({run.spec.max_trials}), counted from 0"
+        findings.append(Finding("status.candidate.trial", candidate.trial, allowed))
+    standing = plan_live.spec_config(service.spec)
+    for name, value in candidate.config.items() if run.spec.parameters else ():
+        parameter, where = run.spec.parameter(name), f"status.candidate.config.{name}"
+        if name in plan_live.WIRE and value == standing[plan_live.WIRE[name]]:
+            continue
+        if parameter is None:
+            findings.append(
+                Finding(where, value, f"as the service has it: the run's spec.parameters has no {name}")
+            )
+        elif not parameter.allows(value):
+            findings.append(Finding(where, value, f"{parameter.range_text()}, by the run's spec.parameters"))
+    return findings
 
 
 def promotion(
-    service: InferenceService, runs: Sequence[Run], time: str
-) -> tuple[Run, Recommendation | None] | None:
+    service: InferenceService, runs: Sequence[TuningRun], time: str
+) -> tuple[TuningRun, Recommendation | None] | None:
     """The newest run whose result the operator has not yet taken, and its recommendation, if it is one.
 
     Raises InvalidResource when the result leaves the service's bounds.
     """
-    fresh = [run for run in runs if run.finished and not run.deleting and run.phase not in _FINISHED]
+    fresh = [run for run in runs if run.judged and not run.deleting and run.status.phase not in _FINISHED]
     if not fresh:
         return None
-    run = max(fresh, key=lambda found: (found.created_s, found.name))
-    assert run.result is not None
-    winner = run.result.get("config")
-    if run.result["verdict"] not in _PROMOTING or not winner:
+    run = max(fresh, key=lambda found: (created_s(found), found.name))
+    result = run.status.result
+    assert result is not None
+    if result.verdict not in _PROMOTING or not result.config:
         return run, None
     if service.spec.tuning.mode not in ("Recommend", "Apply"):
         return run, None
-    return run, plan_live.recommend(service.spec, _values(winner), run.name, time)
+    return run, plan_live.recommend(service.spec, _values(result.config), run.name, time)
 
 
 def run_status(
-    run: Run,
+    run: TuningRun,
     *,
     acts: bool,
     refusal: str | None,
-    missing: bool,
-    applied: Mapping[str, Any] | None,
-    incumbent: Mapping[str, Any] | None,
     now: str,
+    applied: AppliedCandidate | None = None,
+    incumbent: Mapping[str, Any] | None = None,
+    unserved: str | None = None,
 ) -> Json:
-    """The operator's part of a run's status; `applied` is {generation, pods, until} of its candidate, when it is in force."""
-    phase = _phase(run, acts)
-    wanted = _conditions(run, phase, refusal, missing)
-    status: Json = {
-        "observedGeneration": run.generation,
-        "phase": phase,
-        "conditions": [
-            {
-                "type": c.type,
-                "status": c.status,
-                "reason": c.reason,
-                "message": c.message,
-                "lastTransitionTime": c.last_transition_time,
-                "observedGeneration": c.observed_generation,
-            }
-            for c in conditions.merge(run.conditions, wanted, now)
-        ],
-        "summary": {
-            "trials": sum(trial.get("state") != "Running" for trial in run.trials),
-            "candidate": _short(run.candidate["config"], incumbent) if applied and run.candidate else "-",
-        },
-    }
+    """The operator's part of a run's status; `applied` says what came of its candidate, when it is in force. `unserved` says
+    why nothing is done for its service."""
+    phase, candidate = _phase(run, acts, unix(now)), run.status.candidate
+    wanted = _conditions(run, phase, refusal, unserved, unix(now))
     # A finished run keeps what its engines ran when it ended.
-    kept = (run.status.get("summary") or {}).get("incumbent") if phase in _FINISHED else None
-    if kept or incumbent is not None:
-        status["summary"]["incumbent"] = kept or _short({}, incumbent)
-    if applied:
-        status["applied"] = dict(applied)
-    return status
+    kept = run.status.summary.incumbent if phase in _FINISHED else None
+    status = RunStatus(
+        observed_generation=run.metadata.generation,
+        phase=phase,
+        start_time=run.status.start_time or (now if phase == "Running" else None),
+        conditions=conditions.merge(run.status.conditions, wanted, now),
+        applied=applied,
+        summary=RunSummary(
+            trials=sum(trial.state != "Running" for trial in run.status.trials),
+            incumbent=kept or (None if incumbent is None else _short({}, incumbent)),
+            candidate=_short(candidate.config, incumbent) if applied and candidate else "-",
+        ),
+    )
+    return status.to_json()
+
+
+def invalid_run_status(run: InvalidRun, now: str) -> Json:
+    """The status of a run that cannot be read as it is written: Stalled with every finding. A spec never changes, so a wrong
+    one has failed for good."""
+    message = "; ".join(map(str, run.findings))
+    generation = run.metadata.generation
+    spoiled = any(finding.path.startswith("spec") for finding in run.findings)
+    return RunStatus(
+        observed_generation=generation,
+        phase="Failed" if spoiled else "Pending",
+        conditions=conditions.merge(run.conditions, _stopped(generation, names.INVALID_SPEC, message), now),
+        summary=RunSummary(candidate="-"),
+    ).to_json()
 
 
 def _values(config: Mapping[str, Any]) -> Json:
@@ -183,39 +188,60 @@ def _values(config: Mapping[str, Any]) -> Json:
     return {plan_live.WIRE.get(name, name): value for name, value in config.items()}
 
 
-def _phase(run: Run, acts: bool) -> str:
-    if run.phase in _FINISHED:
-        return run.phase
-    if run.finished:
-        assert run.result is not None
-        return "Failed" if run.result["verdict"] == "Failed" else "Succeeded"
-    return "Running" if acts and (run.candidate or run.trials) else "Pending"
+def _phase(run: TuningRun, acts: bool, now: float) -> str:
+    if run.status.phase in _FINISHED:
+        return run.status.phase
+    if run.judged:
+        assert run.status.result is not None
+        return "Failed" if run.status.result.verdict == "Failed" else "Succeeded"
+    if _overdue(run, now):
+        return "Stopped"
+    return "Running" if acts and (run.status.candidate or run.status.trials) else "Pending"
 
 
-def _conditions(run: Run, phase: str, refusal: str | None, missing: bool) -> list[Condition]:
-    def made(kind: str, status: bool, reason: str, message: str) -> Condition:
-        return Condition(kind, str(status), reason, message, observed_generation=run.generation)
-
+def _conditions(
+    run: TuningRun, phase: str, refusal: str | None, unserved: str | None, now: float
+) -> list[Condition]:
+    generation = run.metadata.generation
     if phase in _FINISHED:
-        verdict = str((run.result or {}).get("verdict", phase))
+        verdict = (run.status.result.verdict if run.status.result else None) or phase
+        message = ""
+        if _overdue(run, now):
+            limit = f"{run.spec.time_limit_s:.0f} s"
+            verdict, message = names.TIME_LIMIT_REACHED, f"spec.timeLimit ({limit}) is over without a result"
         return [
-            made(names.READY, phase == "Succeeded", verdict, ""),
-            made(names.RECONCILING, False, names.UP_TO_DATE, ""),
-            made(names.STALLED, phase != "Succeeded", verdict, ""),
+            _made(generation, names.READY, phase == "Succeeded", verdict, message),
+            _made(generation, names.RECONCILING, False, names.UP_TO_DATE, ""),
+            _made(generation, names.STALLED, phase != "Succeeded", verdict, message),
         ]
-    if missing or refusal is not None:
-        reason = names.SERVICE_NOT_FOUND if missing else names.CANDIDATE_REFUSED
-        message = refusal or f'there is no InferenceService "{run.service}" in this namespace'
-        return [
-            made(names.READY, False, reason, message),
-            made(names.RECONCILING, False, reason, message),
-            made(names.STALLED, True, reason, message),
-        ]
+    if unserved == names.SERVICE_NOT_FOUND:
+        message = f'there is no InferenceService "{run.spec.service}" in this namespace'
+        return _stopped(generation, names.SERVICE_NOT_FOUND, message)
+    if unserved is not None:
+        return _stopped(generation, names.SERVICE_NOT_SERVED, unserved)
+    unsupported = support.run_findings(run)
+    if unsupported:
+        return _stopped(generation, names.UNSUPPORTED, "; ".join(map(str, unsupported)))
+    if refusal is not None:
+        return _stopped(generation, names.CANDIDATE_REFUSED, refusal)
+    waits = "" if phase == "Running" else support.NO_WORKER
     return [
-        made(names.READY, False, phase, ""),
-        made(names.RECONCILING, True, phase, ""),
-        made(names.STALLED, False, names.AS_EXPECTED, ""),
+        _made(generation, names.READY, False, phase, waits),
+        _made(generation, names.RECONCILING, True, phase, waits),
+        _made(generation, names.STALLED, False, names.AS_EXPECTED, ""),
     ]
+
+
+def _stopped(generation: int, reason: str, message: str) -> list[Condition]:
+    return [
+        _made(generation, names.READY, False, reason, message),
+        _made(generation, names.RECONCILING, False, reason, message),
+        _made(generation, names.STALLED, True, reason, message),
+    ]
+
+
+def _made(generation: int, kind: str, status: bool, reason: str, message: str) -> Condition:
+    return Condition(kind, str(status), reason, message, observed_generation=generation)
 
 
 def _short(values: Mapping[str, Any], document: Mapping[str, Any] | None) -> str:

@@ -28,9 +28,9 @@ class Attainment:
     message: str = ""
 
 
-UNASKED = Attainment(
-    "Unknown", names.NOT_ENOUGH_SAMPLES
-)  # no Prometheus is configured, or it was not asked yet
+UNASKED = Attainment(  # no Prometheus is configured, or it was not asked yet
+    "Unknown", names.NOT_ENOUGH_SAMPLES, "no Prometheus has been asked about spec.slo.window"
+)
 
 
 class Counts(NamedTuple):

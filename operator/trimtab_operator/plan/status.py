@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from trimtab_operator import conditions, names
+from trimtab_operator import conditions, names, support
 from trimtab_operator.api import InferenceService
 from trimtab_operator.api.status import (
     Condition,
@@ -189,8 +189,10 @@ def _config_applied(condition: _Make, rollout: RolloutStatus) -> Condition:
 def _tuning_ready(condition: _Make, service: InferenceService, facts: Facts) -> Condition:
     mode = service.spec.tuning.mode
     state = tuning_state(service.metadata.annotations)
+    waiting = "; ".join(map(str, support.later(service)))
     if mode == "Off":
-        return condition(names.TUNING_READY, False, names.TUNING_OFF, "spec.tuning.mode is Off")
+        message = "; ".join(filter(None, ("spec.tuning.mode is Off", waiting)))
+        return condition(names.TUNING_READY, False, names.TUNING_OFF, message)
     if state == "paused":
         return condition(
             names.TUNING_READY, False, names.TUNING_PAUSED, f"annotation {names.ANNOTATION_TUNING}"
@@ -199,6 +201,8 @@ def _tuning_ready(condition: _Make, service: InferenceService, facts: Facts) -> 
         return condition(
             names.TUNING_READY, False, names.TUNING_REVERTED, f"annotation {names.ANNOTATION_TUNING}"
         )
+    if waiting:
+        return condition(names.TUNING_READY, False, names.NOT_YET_SUPPORTED, waiting)
     if facts.recommendation is not None:
         edited = superseded(service.spec, facts.recommendation)
         if edited:
