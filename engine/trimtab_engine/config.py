@@ -14,6 +14,7 @@ from trimtab_engine.errors import ConfigError
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+MAX_MODEL_LEN = 16_777_216
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,12 @@ class EngineConfig:
             "one of 8, 16, 32, 64, 128",
         )
         if self.max_model_len is not None:
-            _check(self.max_model_len >= 2, "max_model_len", self.max_model_len, "at least 2")
+            _check(
+                2 <= self.max_model_len <= MAX_MODEL_LEN,
+                "max_model_len",
+                self.max_model_len,
+                f"an integer from 2 to {MAX_MODEL_LEN}",
+            )
         if self.kv_cache_bytes is not None:
             _check(self.kv_cache_bytes > 0, "kv_cache_bytes", self.kv_cache_bytes, "more than 0")
         _check(self.swap_bytes >= 0, "swap_bytes", self.swap_bytes, "at least 0")

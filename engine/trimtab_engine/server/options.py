@@ -11,6 +11,8 @@ from pathlib import Path
 
 from trimtab_engine.errors import ConfigError
 
+MAX_QUEUED_REQUESTS = 1_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
@@ -40,8 +42,9 @@ class ServerOptions:
         for path, port in (("--port", self.port), ("--admin-port", self.admin_port)):
             if not 0 <= port <= 65535:
                 raise ConfigError(path, port, "a port from 0 (any free one) to 65535")
-        if self.max_queued_requests < 1:
-            raise ConfigError("--max-queued-requests", self.max_queued_requests, "an integer of at least 1")
+        if not 1 <= self.max_queued_requests <= MAX_QUEUED_REQUESTS:
+            allowed = f"an integer from 1 to {MAX_QUEUED_REQUESTS}"
+            raise ConfigError("--max-queued-requests", self.max_queued_requests, allowed)
         for path, value in (
             ("--drain-timeout", self.drain_timeout_s),
             ("--leaving-time", self.leaving_time_s),

@@ -102,7 +102,7 @@ def test_a_lowered_ceiling_lowers_the_defaults_with_it() -> None:
         (["--slo-ttft", "0"], "--slo-ttft", "a number from 0.001 to 3600"),
         (["--ceiling-max-num-seqs", "0"], "--ceiling-max-num-seqs", "an integer from 1 to 1048576"),
         (["--port", "70000"], "--port", "a port from 0"),
-        (["--max-queued-requests", "0"], "--max-queued-requests", "at least 1"),
+        (["--max-queued-requests", "0"], "--max-queued-requests", "an integer from 1 to 1000000"),
         (["--admin-host", "0.0.0.0"], "--admin-host", "a loopback address, unless --admin-public-key"),
         (["--admin-public-key", "k.pem"], "--admin-audience", "when --admin-public-key is given"),
         (["--stall-timeout", "0"], "--stall-timeout", "seconds from 0.1"),
