@@ -113,6 +113,7 @@ def test_a_replacement_that_never_gets_ready_is_stalled_and_the_old_ones_go_on_s
     assert "weights are missing" in verdict.message
     assert "2 old replicas go on serving" in verdict.message
     assert verdict.available == 2
+    assert status(plan(WANTED, [*old, bad], 900.0)) == verdict, "it says nothing new, so nothing is written"
 
 
 def test_a_model_that_cannot_load_is_stalled_at_once_with_the_true_reason() -> None:

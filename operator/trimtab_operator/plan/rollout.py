@@ -382,7 +382,12 @@ def _verdict(
             detail = detail or ": it runs, and /ready has not said yes yet"
             if replica.unschedulable_since_s is not None and not leaving:
                 reason = failures.no_place(replica.message)
-            return reason, f"{replica.name} is not ready after {waited:.0f} s{detail}{kept}", True
+            # The deadline, not the time that has passed: a message that counts on would be written again at every look.
+            return (
+                reason,
+                f"{replica.name} is not ready after {desired.progress_deadline_s:g} s{detail}{kept}",
+                True,
+            )
     hint = next((f"; {r.name}: {r.message}" for r in current if not r.ready and r.message), "")
     if old:
         return (
