@@ -13,6 +13,8 @@ import torch.nn.functional as F
 
 from trimtab_engine.model.spec import RopeSpec
 
+_FEW_ROWS, _MANY_ROWS = 6, 32
+
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x (..., n) → x / sqrt(mean(x²) + eps) · weight, computed in float32, in x's dtype.
@@ -72,6 +74,24 @@ def linear(
     row would differ in its last bits between batches. `rows_at_least` pads with zero rows past that point.
     """
     rows = x.shape[0]
+    if rows_at_least == 1 and x.dtype == torch.float32 and x.device.type == "cpu":
+        return _linear_cpu(x, weight, bias)
     if rows >= rows_at_least:
         return F.linear(x, weight, bias)
     return F.linear(F.pad(x, (0, 0, 0, rows_at_least - rows)), weight, bias)[:rows]
+
+
+def _linear_cpu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """The same where rows need not be equal in every bit: the way that is fastest for so many rows.
+
+    With few rows MKL copies the weights into tiles before it multiplies, which costs more than the product; with the
+    weights on the left it does not. Its tiles hold four rows, and three in the last one cost more than four.
+    All products of a 135M model, milliseconds, plain → this: 1 row 32 → 24, 2 54 → 24, 3 69 → 28, 4 51 → 28, 5 53 → 42, 7 61 → 56.
+    """
+    rows = x.shape[0]
+    if rows > _FEW_ROWS:
+        padded = F.pad(x, (0, 0, 0, 1)) if rows % 4 == 3 and rows < _MANY_ROWS else x
+        return F.linear(padded, weight, bias)[:rows]
+    padded = F.pad(x, (0, 0, 0, 1)) if rows in (1, 3) else x
+    product = torch.mm(weight, padded.t()).t()[:rows].contiguous()
+    return product if bias is None else product.add_(bias)
