@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trimtab_engine.core.live import LiveConfig
-from trimtab_engine.core.step_time import TERMS, StepTimeModel
+from trimtab_engine.core.step_time import KNOTS, TERMS, StepTimeModel
 from trimtab_tuner.simulate.simulate import Server, Simulation, simulate
 from trimtab_tuner.slo import Slo
 from trimtab_tuner.trace import Trace, TraceRequest
@@ -14,9 +14,9 @@ from trimtab_tuner.trace import Trace, TraceRequest
 SLO = Slo(1.0, 0.1)
 
 
-def step_time(base: float = 1.0, **terms: float) -> StepTimeModel:
-    """A model with the given terms (see `core.step_time.TERMS`); all others cost nothing."""
-    given = {"base": base, **terms}
+def step_time(base: float = 1.0, tokens: float = 0.0, **terms: float) -> StepTimeModel:
+    """`base` and `tokens` for each token after the first, and the given terms (`core.step_time.TERMS`); others cost nothing."""
+    given = {"base": base, **{f"tokens_from_{knot}": tokens for knot in KNOTS[:-1]}, **terms}
     assert set(given) <= set(TERMS)
     return StepTimeModel(tuple(given.get(name, 0.0) for name in TERMS))
 

@@ -20,7 +20,7 @@ from trimtab_engine.errors import ConfigError
 if TYPE_CHECKING:
     from trimtab_engine.core.step import Step
 
-KNOTS = (1, 4, 16, 64, 256, 1024, 4096)
+KNOTS = (1, 2, 4, 6, 8, 16, 64, 256, 1024, 4096)
 NUM_SLOPES = len(KNOTS) - 1  # the last slope goes on beyond the last knot
 TERMS = (
     "base",
@@ -155,8 +155,13 @@ class StepTimeModel:
 
     @classmethod
     def from_json(cls, raw: object, path: str = "step_model") -> StepTimeModel:
-        """Parse and check; ConfigError with path, value and allowed range. Further keys are ignored."""
+        """Parse and check; ConfigError with path, value and allowed range. Further keys are ignored.
+
+        `raw` may also be what `/admin/step-model` answers, which holds the model under "model".
+        """
         data = _mapping(raw, path)
+        if "coefficients" not in data and data.get("model") is not None:
+            data, path = _mapping(data["model"], f"{path}.model"), f"{path}.model"
         if data.get("format") != FORMAT:
             raise ConfigError(f"{path}.format", data.get("format"), f"{FORMAT}")
         if data.get("knots") != list(KNOTS):

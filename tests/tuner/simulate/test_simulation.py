@@ -51,14 +51,14 @@ def test_a_request_that_comes_at_the_moment_a_step_begins_is_part_of_it() -> Non
 
 
 def test_every_term_of_the_step_time_counts() -> None:
-    cost = step_time(1.0, tokens_from_1=0.5, sequences=0.25, decode_context=0.125, prefill_attention=0.0625)
+    cost = step_time(1.0, tokens=0.5, sequences=0.25, decode_context=0.125, prefill_attention=0.0625)
     # First step: 3 tokens, 1 row, chunk 3 on nothing: 3 * 1.5 = 4.5 pairs. Second: 1 token that sees 3.
     first = 1.0 + 0.5 * 2 + 0.25 + 0.0625 * 4.5
     assert token_times(run(trace_of((0.0, 3, 2)), cost)) == [[first, first + 1.0 + 0.25 + 0.125 * 3]]
 
 
 def test_prefill_first_stalls_a_stream_for_a_whole_prompt_and_chunks_do_not() -> None:
-    cost = step_time(1.0, **{f"tokens_from_{knot}": 1.0 for knot in (1, 4, 16, 64, 256, 1024)})
+    cost = step_time(1.0, tokens=1.0)
     trace = trace_of((0.0, 2, 4), (1.5, 41, 1))
     chunked = token_times(run(trace, cost, server(budget=11, seqs=4)))[0]
     stalled = token_times(run(trace, cost, server(budget=11, seqs=4, prefill_first=True)))[0]
@@ -92,7 +92,7 @@ def test_preempted_requests_still_say_all_their_tokens() -> None:
 
 def test_swapped_requests_pay_for_their_copies_and_not_for_recomputation() -> None:
     trace = trace_of(*((0.0, 30, 60) for _ in range(4)))
-    cost = step_time(1.0, tokens_from_1=0.1)  # recomputing is dear
+    cost = step_time(1.0, tokens=0.1)  # recomputing is dear
     recomputed, free, paid = (
         run(trace, cost, server(num_blocks=12, num_swap_blocks=blocks, swap_block_s=seconds))
         for blocks, seconds in ((0, 0.0), (100, 0.0), (100, 0.01))
@@ -103,6 +103,17 @@ def test_swapped_requests_pay_for_their_copies_and_not_for_recomputation() -> No
     assert free.stats[0].recomputed_tokens == 0
     assert free.busy_s < paid.busy_s < recomputed.busy_s
     assert [len(times) for times in token_times(paid)] == [60] * 4
+
+
+def test_tenants_of_the_trace_share_a_fair_server() -> None:
+    rows = [TraceRequest(0.0, 20, 8, tenant="flood") for _ in range(30)]
+    rows += [TraceRequest(0.5, 20, 8, tenant="modest") for _ in range(5)]
+    trace = Trace(tuple(rows), "made here", "records")
+    last = {}
+    for fair in (False, True):
+        done = run(trace, on=server(seqs=2, fair_tenants=fair)).result.requests
+        last[fair] = max(request.finish_s or 0.0 for request in done[30:])
+    assert last[True] < last[False] / 2
 
 
 traces = st.lists(
@@ -121,7 +132,7 @@ servers = st.builds(
 costs = st.builds(
     step_time,
     base=st.sampled_from([0.0, 0.1, 0.25]),
-    tokens_from_1=st.sampled_from([0.0, 0.01]),
+    tokens=st.sampled_from([0.0, 0.01]),
     tokens_from_16=st.sampled_from([0.0, 0.003]),
     decode_context=st.sampled_from([0.0, 0.0005]),
     prefill_attention=st.sampled_from([0.0, 0.0001]),
@@ -458,7 +469,7 @@ def test_a_class_of_the_trace_arrives_at_the_scheduler() -> None:
 
 def test_the_sla_aware_policy_knows_how_long_simulated_steps_take() -> None:
     # A 400-token step would take 0.41 s; the target for gaps is 0.1 s.
-    cost = step_time(0.01, **{f"tokens_from_{knot}": 0.001 for knot in (1, 4, 16, 64, 256, 1024)})
+    cost = step_time(0.01, tokens=0.001)
     trace = trace_of((0.0, 2, 30), (0.05, 400, 1))
     longest = {}
     for policy in ("fcfs", "sla-aware"):
