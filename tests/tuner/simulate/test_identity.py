@@ -16,21 +16,32 @@ from trimtab_tuner.simulate.identity import compare, compare_free_running, recor
 NUM_REQUESTS = 36
 
 
-@pytest.fixture(scope="module")
-def record(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recorded(tiny_model: Path, path: Path, *more: str) -> Path:
     """A real engine under a bursty load with shared prefixes, chunked prompts and too little KV memory."""
-    path = tmp_path_factory.mktemp("record") / "steps.jsonl"
     trace = trace_of(
         *((n // 12 * 0.05, 40 + 9 * (n % 7), 40 + 3 * (n % 5)) for n in range(NUM_REQUESTS)),
         prefixes=[(n % 3,) for n in range(NUM_REQUESTS)],
         block=32,
     )
-    flags = ["--kv-cache-memory", "500Ki", "--max-num-batched-tokens", "48", "--max-num-seqs", "12"]
+    flags = ["--kv-cache-memory", "500Ki", "--max-num-batched-tokens", "48", "--max-num-seqs", "12", *more]
     with start_engine(tiny_model, *flags, "--record-steps", str(path)) as server:
         result = replay(trace, server.url, slo=SLO, options=ReplayOptions(prompt_seed=3))
         assert {request.status for request in result.requests} == {"ok"}
         assert server.stop() == 0
     return path
+
+
+@pytest.fixture(scope="module")
+def record(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Preempted requests are computed again."""
+    return recorded(tiny_model, tmp_path_factory.mktemp("record") / "steps.jsonl")
+
+
+@pytest.fixture(scope="module")
+def swapped(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Preempted requests go to CPU memory."""
+    path = tmp_path_factory.mktemp("swapped") / "steps.jsonl"
+    return recorded(tiny_model, path, "--swap-memory", "4Mi", "--no-enable-prefix-caching")
 
 
 def spoiled(record: Path, path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
@@ -50,6 +61,13 @@ def test_every_batch_of_a_real_engine_is_planned_again(record: Path) -> None:
     assert identity.equal == identity.steps > 50
 
 
+def test_a_run_that_swapped_is_planned_again_batch_by_batch(swapped: Path) -> None:
+    for identity in (compare(swapped), compare_free_running(swapped)):
+        assert identity.first_difference is None
+        assert identity.equal == identity.steps > 50
+        assert identity.stats.preemptions_swap > 0
+
+
 def test_the_record_holds_what_makes_scheduling_hard(record: Path) -> None:
     entries = list(read(record)[1])
     chunks = [row for entry in entries for row in entry.rows if 1 < row[2] < 40]
@@ -60,6 +78,7 @@ def test_the_record_holds_what_makes_scheduling_hard(record: Path) -> None:
         for request_id, context, _ in entry.rows:
             firsts.setdefault(request_id, context)
     assert any(firsts.values()), "no request found its prefix cached"
+    assert compare(record).stats.preemptions_recompute > 0
 
 
 def test_arrivals_and_step_times_alone_give_every_batch_too(record: Path) -> None:

@@ -75,6 +75,12 @@ def test_memory_holds_weights_activations_and_then_kv() -> None:
     )
 
 
+def test_copying_a_block_to_cpu_memory_takes_what_the_link_says() -> None:
+    # 2 MiB over 0.8 · 32 GB/s; two devices carry half of 3.75 MiB each over Gen5.
+    assert preset("a100-80gb/mistral-7b").swap_block_s == pytest.approx(2**21 / 25.6e9)
+    assert preset("h100/yi-34b-tp2").swap_block_s == pytest.approx(2 * 60 * 8 * 128 * 2 * 16 / 2 / 51.2e9)
+
+
 def test_an_unknown_preset_says_which_there_are() -> None:
     with pytest.raises(InputError, match="h200/yi-34b-tp2"):
         preset("tpu/gemma")

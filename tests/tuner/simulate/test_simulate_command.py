@@ -11,6 +11,7 @@ from support.simulations import run, server, step_time, trace_of
 from trimtab_tuner import trace as traces
 from trimtab_tuner.cli import main
 from trimtab_tuner.result import ReplayResult
+from trimtab_tuner.simulate.presets import preset
 from trimtab_tuner.simulate.trace_export import ChromeTrace
 
 
@@ -24,7 +25,7 @@ def trace_file(tmp_path: Path) -> str:
 @pytest.fixture
 def cost_file(tmp_path: Path) -> str:
     path = tmp_path / "model.json"
-    path.write_text(json.dumps(step_time(0.01, tokens_from_1=1e-4).to_json()))
+    path.write_text(json.dumps(step_time(0.01, tokens=1e-4).to_json()))
     return str(path)
 
 
@@ -71,6 +72,42 @@ def test_every_flag_of_the_server_binds(trace_file: str, cost_file: str, tmp_pat
     assert policy.meta["live_config"]["priority_aging_s"] == 5
 
 
+def test_a_swap_pool_is_used_counted_and_paid_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace, dear = tmp_path / "trace.jsonl", tmp_path / "dear.json"
+    traces.save(trace_of(*((0.0, 30, 60) for _ in range(4))), trace)
+    dear.write_text(json.dumps(step_time(1.0, tokens=0.1).to_json()))
+    base = ["--cost", str(dear), "--num-blocks", "12"]
+    recomputed = simulated(str(trace), tmp_path, *base)
+    assert "0 swapped" in capsys.readouterr().err
+    swapped = simulated(str(trace), tmp_path, *base, "--swap-blocks", "50", "--swap-block-time", "10ms")
+    assert "blocks out" in capsys.readouterr().err
+    none, some = recomputed.meta["memory"], swapped.meta["memory"]
+    assert none["preemptions_recompute"] > 0 == none["preemptions_swap"]
+    assert some["preemptions_swap"] > 0 == some["preemptions_recompute"] == some["recomputed_tokens"]
+    assert 0 < some["blocks_swapped_in"] <= some["blocks_swapped_out"]
+    assert some["copying_s"] == pytest.approx(0.01 * (some["blocks_swapped_in"] + some["blocks_swapped_out"]))
+    assert (swapped.meta["num_swap_blocks"], swapped.meta["swap_block_s"]) == (50, 0.01)
+    assert swapped.meta["elapsed_s"] < recomputed.meta["elapsed_s"]
+
+
+def test_the_link_of_a_preset_gives_the_time_of_a_copy(trace_file: str, tmp_path: Path) -> None:
+    base = ["--preset", "a100-80gb/mistral-7b", "--swap-blocks", "9"]
+    known = preset("a100-80gb/mistral-7b").swap_block_s
+    assert simulated(trace_file, tmp_path, *base).meta["swap_block_s"] == known
+    assert simulated(trace_file, tmp_path, *base, "--block-size", "32").meta["swap_block_s"] == 2 * known
+
+
+def test_what_is_shed_counts_as_rejected(cost_file: str, tmp_path: Path) -> None:
+    path = tmp_path / "late.jsonl"
+    traces.save(trace_of((0.0, 10, 200), (0.1, 10, 1)), path)
+    base = ["--cost", cost_file, "--num-blocks", "100", "--max-num-seqs", "1", "--policy", "sla-aware"]
+    assert [r.status for r in simulated(str(path), tmp_path, *base).requests] == ["ok", "ok"]
+    out = tmp_path / "shed.json"
+    assert main(["simulate", "--trace", str(path), "--out", str(out), *base, "--shed-late"]) == 1
+    late = ReplayResult.load(out).requests[1]
+    assert (late.status, late.http_status) == ("rejected", 503)
+
+
 def test_prefix_caching_can_be_switched_off(cost_file: str, tmp_path: Path) -> None:
     path = tmp_path / "shared.jsonl"
     traces.save(trace_of((0.0, 64, 2), (5.0, 64, 2), prefixes=[(1, 2)] * 2), path)
@@ -95,6 +132,9 @@ def test_prefix_caching_can_be_switched_off(cost_file: str, tmp_path: Path) -> N
         (["--preset", "h100/mistral-7b", "--replicas", "0"], "--replicas"),
         (["--preset", "h100/mistral-7b", "--routing", "dice"], "--routing"),
         (["--preset", "h100/mistral-7b", "--block-size", "0"], "--block-size"),
+        (["--cost", "{cost}", "--num-blocks", "9", "--swap-blocks", "9"], "--swap-block-time"),
+        (["--preset", "h100/mistral-7b", "--swap-block-time", "soon"], "--swap-block-time"),
+        (["--preset", "h100/mistral-7b", "--swap-blocks", "-1"], "--swap-blocks"),
         (["--preset", "h100/mistral-7b", "--chrome-trace", "/no/such/folder/t.json"], "--chrome-trace"),
     ],
 )
@@ -152,6 +192,19 @@ def test_requests_begin_and_end_once_in_the_chrome_trace_and_preemptions_show(tm
     phases = {phase: [e["id"] for e in events_of(path) if e["ph"] == phase] for phase in "ben"}
     assert sorted(phases["b"]) == sorted(phases["e"]) == ["0", "1", "2", "3"]
     assert len(phases["n"]) == simulation.stats[0].preemptions_recompute > 0
+
+
+def test_the_chrome_trace_shows_swaps(tmp_path: Path) -> None:
+    chrome, trace = ChromeTrace(), trace_of(*((0.0, 30, 60) for _ in range(4)))
+    swapping = server(num_blocks=12, num_swap_blocks=50, swap_block_s=0.01)
+    simulation = run(trace, step_time(1.0, tokens=0.1), swapping, observer=chrome)
+    path = tmp_path / "chrome.json"
+    chrome.save(path)
+    events = events_of(path)
+    assert {e["args"]["kv"] for e in events if e["ph"] == "n"} == {"swapped"}
+    steps = [e["args"] for e in events if e["ph"] == "X"]
+    assert sum(args.get("blocks_swapped_out", 0) for args in steps) == simulation.num_swapped_out > 0
+    assert sum(args.get("blocks_swapped_in", 0) for args in steps) == simulation.num_swapped_in > 0
 
 
 def test_watching_a_simulation_does_not_change_it() -> None:

@@ -30,6 +30,7 @@ from trimtab_tuner.simulate.trace_export import ChromeTrace
 from trimtab_tuner.slo import Slo
 from trimtab_tuner.stats import summarise
 from trimtab_tuner.tables import summary_table
+from trimtab_tuner.units import parse_duration_s
 
 from .options import add_slo_options, add_trace_options, load_trace, slo
 
@@ -90,6 +91,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="waiting worth one priority level",
     )
+    server.add_argument(
+        "--swap-blocks",
+        type=int,
+        default=0,
+        metavar="N",
+        help="KV blocks in CPU memory for preempted requests (default 0: they are computed again)",
+    )
+    server.add_argument(
+        "--swap-block-time",
+        metavar="TIME",
+        help="to copy one block there or back, e.g. 80us (default: the preset's link; needed with --cost)",
+    )
+    server.add_argument(
+        "--shed-late",
+        action="store_true",
+        help="under sla-aware: refuse what can no longer have its first token in time",
+    )
+    server.add_argument(
+        "--fair-tenants", action="store_true", help="admit by tenants' shares; the trace names them"
+    )
     server.add_argument("--prefill-first", action="store_true", help="the baseline without chunked prefill")
     server.add_argument("--no-enable-prefix-caching", action="store_true", help="compute every prompt whole")
     server.add_argument("--num-blocks", type=int, help="usable KV blocks (default: the preset's)")
@@ -133,6 +154,14 @@ def main(args: argparse.Namespace) -> int:
         f"({simulated_s / wall_s:,.0f} times real time)",
         file=sys.stderr,
     )
+    memory = result.meta["memory"]
+    if memory["preemptions_recompute"] or memory["preemptions_swap"]:
+        print(
+            f"preempted: {memory['preemptions_recompute']:,} computed again ({memory['recomputed_tokens']:,} tokens), "
+            f"{memory['preemptions_swap']:,} swapped ({memory['blocks_swapped_out']:,} blocks out, "
+            f"{memory['blocks_swapped_in']:,} back, {memory['copying_s']:.2f} s of copying)",
+            file=sys.stderr,
+        )
     if args.out is not None:
         result.save(args.out, summary.to_json())
         print(f"wrote {args.out}", file=sys.stderr)
@@ -167,6 +196,8 @@ def _server(args: argparse.Namespace, targets: Slo) -> tuple[StepTimeModel, Serv
     ):
         if value < 1:
             raise InputError(flag, value, "a whole number of at least 1")
+    if args.swap_blocks < 0:
+        raise InputError("--swap-blocks", args.swap_blocks, "a whole number of at least 0")
     live = LiveConfig(
         max_num_batched_tokens=args.budget,
         max_num_seqs=args.max_num_seqs,
@@ -188,5 +219,21 @@ def _server(args: argparse.Namespace, targets: Slo) -> tuple[StepTimeModel, Serv
         max_model_len=max_model_len,
         enable_prefix_caching=not args.no_enable_prefix_caching,
         prefill_first=args.prefill_first,
+        shed_late=args.shed_late,
+        fair_tenants=args.fair_tenants,
+        num_swap_blocks=args.swap_blocks,
+        swap_block_s=_swap_block_s(args, block_size),
     )
     return model, server
+
+
+def _swap_block_s(args: argparse.Namespace, block_size: int) -> float:
+    """Seconds a copied block takes."""
+    if args.swap_block_time is not None:
+        return parse_duration_s(args.swap_block_time, "--swap-block-time")
+    if args.swap_blocks == 0:
+        return 0.0
+    if args.preset is None:
+        raise InputError("--swap-block-time", None, "how long that server takes to copy a block, e.g. 80us")
+    known = preset(args.preset)
+    return known.swap_block_s * block_size / known.block_size

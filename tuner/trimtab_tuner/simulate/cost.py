@@ -51,8 +51,6 @@ def load_step_time(path: str) -> StepTimeModel:
         document = json.loads(Path(path).read_text())
     except (OSError, ValueError, RecursionError) as error:
         raise InputError("--cost", path, f"a readable JSON file ({error})") from None
-    if isinstance(document, dict) and "coefficients" not in document and document.get("model") is not None:
-        document = document["model"]
     try:
         return StepTimeModel.from_json(document, path)
     except ConfigError as error:

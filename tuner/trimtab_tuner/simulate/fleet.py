@@ -141,6 +141,7 @@ class Fleet:
             sampling=SamplingParams(max_tokens=each.output_tokens, ignore_eos=True, seed=index),
             arrival_s=each.arrival_s,
             slo_class=each.slo_class,
+            tenant=each.tenant,
         )
 
     def _begin(self, replica: Replica, now: float) -> None:

@@ -15,8 +15,10 @@ from pathlib import Path
 
 from trimtab_engine import step_record
 from trimtab_engine.core.scheduler import Scheduler
+from trimtab_engine.core.stats import SchedulerStats
 from trimtab_engine.core.step import Step, StepResult, TokenEvent
 from trimtab_engine.core.step_time import StepFeatures, StepTimeModel, features_of
+from trimtab_engine.engine_state import EngineState
 from trimtab_engine.messages import Add
 from trimtab_engine.step_record import Entry, RecordError
 from trimtab_tuner.trace import Trace, TraceRequest
@@ -28,11 +30,15 @@ from .tokens import SyntheticTokens
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """`equal` of `steps` batches are the same; `first_difference` tells of the first that is not."""
+    """`equal` of `steps` batches are the same; `first_difference` tells of the first that is not.
+
+    `stats` is the simulated scheduler's at the end: what happened while these batches were planned.
+    """
 
     steps: int
     equal: int
     first_difference: str | None
+    stats: SchedulerStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +73,14 @@ def compare(path: Path) -> Identity:
     """
     equal = 0
     difference: str | None = None
-    for entry, step in _replayed(path):
+    state = step_record.read(path)[0].build()
+    for entry, step in _replayed(path, state):
         rows = _rows(step)
         if rows != [tuple(row) for row in entry.rows]:
             difference = f"step {entry.step_id}: the engine ran {entry.rows}, the simulator {rows}"
             break
         equal += 1
-    return Identity(sum(1 for _ in step_record.read(path)[1]), equal, difference)
+    return Identity(sum(1 for _ in step_record.read(path)[1]), equal, difference, state.scheduler.stats)
 
 
 def compare_free_running(path: Path) -> Identity:
@@ -103,10 +110,11 @@ def compare_free_running(path: Path) -> Identity:
         min(len(want), len(batches.rows)),
     )
     if equal == len(want) == len(batches.rows):
-        return Identity(len(want), equal, None)
+        return Identity(len(want), equal, None, state.scheduler.stats)
     got = batches.rows[equal] if equal < len(batches.rows) else "nothing"
     ran = want[equal] if equal < len(want) else "nothing"
-    return Identity(len(want), equal, f"batch {equal}: the engine ran {ran}, the simulator {got}")
+    difference = f"batch {equal}: the engine ran {ran}, the simulator {got}"
+    return Identity(len(want), equal, difference, state.scheduler.stats)
 
 
 class _RecordedPrompts(SyntheticTokens):
@@ -218,20 +226,21 @@ def recorded_steps(path: Path) -> list[RecordedStep]:
     busy_after: list[bool] = []
     found = [
         (features_of(step), entry.now, entry.committed)
-        for entry, step in _replayed(path, busy_after)
+        for entry, step in _replayed(path, step_record.read(path)[0].build(), busy_after)
         if step is not None and entry.runner_error is None
     ]
     durations = _durations([(begin_s, end_s) for _, begin_s, end_s in found], busy_after)
     return [RecordedStep(*each, duration_s) for each, duration_s in zip(found, durations, strict=True)]
 
 
-def _replayed(path: Path, busy_after: list[bool] | None = None) -> Iterator[tuple[Entry, Step | None]]:
-    """Each entry with the step that a simulated replica plans at its place; the step ends when the next is asked for.
+def _replayed(
+    path: Path, state: EngineState, busy_after: list[bool] | None = None
+) -> Iterator[tuple[Entry, Step | None]]:
+    """Each entry with the step that a replica over `state`, as the header builds it, plans at its place.
 
-    `busy_after` collects, for each step that ran, whether anything was left to do after it.
+    The step ends when the next is asked for. `busy_after` collects, for each step that ran, whether anything was left.
     """
-    header, entries = step_record.read(path)
-    state = header.build()
+    _, entries = step_record.read(path)
     recorded = _Recorded()
     replica = Replica(0, state.scheduler, recorded, recorded, skip_ahead=False)
     for entry in entries:

@@ -4,6 +4,7 @@
     a_seq     = LM head FLOPs of one sampled row / FLOP rate
     a_kv      = KV bytes per token / bandwidth
     a_quad    = attention FLOPs per (query, key) pair / attention FLOP rate
+    swap      = KV bytes of a block / bandwidth to CPU memory
 
 f is taken at the formula's knots and straight between them, so it lies up to a quarter above the roofline near its knee;
 a device does not overlap reading and computing perfectly there either. These are estimates for comparing configurations with
@@ -30,6 +31,9 @@ ATTENTION_EFFICIENCY = (
     0.5  # FlashAttention-2 reports up to 0.73 forward on an A100; chunks over paged KV are below
 )
 BANDWIDTH_EFFICIENCY = 0.85  # STREAM-like reads reach 0.85 to 0.92 of the HBM data-sheet rate
+HOST_LINK_EFFICIENCY = (
+    0.8  # copies from and to pinned memory reach 25 to 26 of 32 GB/s on Gen4 x16 (CUDA's bandwidthTest)
+)
 LAUNCH_S = (
     2e-3  # host work and kernel launches of a step; vLLM's `schedule` and input preparation take 1 to 3 ms
 )
@@ -47,6 +51,7 @@ class Device:
     bandwidth: float  # HBM bytes/s
     memory: float  # bytes
     link: float  # NVLink bytes/s in one direction
+    host_link: float  # PCIe bytes/s in one direction
     source: str
 
 
@@ -96,18 +101,19 @@ class Preset:
     num_blocks: int
     block_size: int
     max_model_len: int
+    swap_block_s: float  # to copy a block to CPU memory or back
     sources: tuple[str, ...]
 
 
 DEVICES = {
     "a100-80gb": Device(
-        "a100-80gb", 312e12, 2.039e12, 80e9, 300e9, "NVIDIA A100 80GB SXM data sheet (2021): 312 TFLOPS bf16, 2,039 GB/s, NVLink 600 GB/s both ways"
+        "a100-80gb", 312e12, 2.039e12, 80e9, 300e9, 32e9, "NVIDIA A100 80GB SXM data sheet (2021): 312 TFLOPS bf16, 2,039 GB/s, NVLink 600 and PCIe Gen4 64 GB/s both ways"
     ),
     "h100": Device(
-        "h100", 989.4e12, 3.35e12, 80e9, 450e9, "NVIDIA H100 SXM data sheet (2023): 1,979 TFLOPS bf16 with sparsity, 3.35 TB/s, NVLink 900 GB/s both ways"
+        "h100", 989.4e12, 3.35e12, 80e9, 450e9, 64e9, "NVIDIA H100 SXM data sheet (2023): 1,979 TFLOPS bf16 with sparsity, 3.35 TB/s, NVLink 900 and PCIe Gen5 128 GB/s both ways"
     ),
     "h200": Device(
-        "h200", 989.4e12, 4.8e12, 141e9, 450e9, "NVIDIA H200 SXM data sheet (2024): 1,979 TFLOPS bf16 with sparsity, 4.8 TB/s, 141 GB, NVLink 900 GB/s both ways"
+        "h200", 989.4e12, 4.8e12, 141e9, 450e9, 64e9, "NVIDIA H200 SXM data sheet (2024): 1,979 TFLOPS bf16 with sparsity, 4.8 TB/s, 141 GB, NVLink 900 and PCIe Gen5 128 GB/s both ways"
     ),
 }  # fmt: skip
 SHAPES = {
@@ -138,6 +144,7 @@ def preset(name: str) -> Preset:
         num_blocks=kv_blocks(device, shape, devices),
         block_size=BLOCK_SIZE,
         max_model_len=shape.max_model_len,
+        swap_block_s=swap_block_s(device, shape, BLOCK_SIZE, devices),
         sources=(device.source, shape.source),
     )
 
@@ -167,6 +174,11 @@ def roofline(device: Device, shape: ModelShape, devices: int = 1) -> StepTimeMod
             shape.attention_flops_per_pair / (device.flops * ATTENTION_EFFICIENCY * devices),
         )
     )
+
+
+def swap_block_s(device: Device, shape: ModelShape, block_size: int, devices: int = 1) -> float:
+    """Seconds to copy one block of KV to CPU memory or back; each device has its own link and its share of the block."""
+    return shape.kv_bytes_per_token * block_size / (device.host_link * HOST_LINK_EFFICIENCY * devices)
 
 
 def kv_blocks(device: Device, shape: ModelShape, devices: int = 1) -> int:

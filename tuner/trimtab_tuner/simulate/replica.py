@@ -63,6 +63,7 @@ class Replica:
         self.num_steps = 0
         self.num_skipped = 0
         self.busy_s = 0.0
+        self.num_swapped_out = self.num_swapped_in = 0  # blocks
         self._cost = cost
         self._executor = executor
         self._skip_ahead = skip_ahead and observer is None
@@ -88,6 +89,8 @@ class Replica:
             return None
         self.step = step
         # Copies are made before the forward pass and on the same stream, so they lengthen the step.
+        self.num_swapped_out += len(step.swap_out)
+        self.num_swapped_in += len(step.swap_in)
         copies_s = self._swap_block_s * (len(step.swap_out) + len(step.swap_in))
         seconds = self._cost.predict(features_of(step)) + copies_s
         self.num_steps += 1
@@ -169,7 +172,9 @@ def _close(request: Request, result: RequestResult, now: float) -> None:
     result.finish_s = now
     result.output_tokens = request.num_output_tokens
     result.cached_tokens = request.num_cached
-    if request.error is not None:
+    if request.retry_after_s is not None:  # shed: nothing is wrong with it
+        result.status, result.error, result.http_status = "rejected", request.error, 503
+    elif request.error is not None:
         result.status, result.error, result.http_status = "failed", request.error, 500
     else:
         result.status, result.http_status = "ok", 200

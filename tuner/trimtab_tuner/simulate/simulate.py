@@ -46,6 +46,8 @@ class Server:
     max_model_len: int = 32_768
     enable_prefix_caching: bool = True
     prefill_first: bool = False
+    shed_late: bool = False
+    fair_tenants: bool = False
     num_swap_blocks: int = 0  # KV blocks in CPU memory for preempted requests
     swap_block_s: float = 0.0  # seconds to copy one of them, in either direction
     delays: Delays = field(default_factory=Delays)
@@ -61,6 +63,8 @@ class Server:
             generation=0,
             enable_prefix_caching=self.enable_prefix_caching,
             prefill_first=self.prefill_first,
+            shed_late=self.shed_late,
+            fair_tenants=self.fair_tenants,
             num_swap_blocks=self.num_swap_blocks,
             swap_block_s=self.swap_block_s,
         )
@@ -80,6 +84,8 @@ class Simulation:
     num_steps: int
     num_skipped: int  # of those, done many at a time
     busy_s: float  # simulated seconds in which steps ran, summed over replicas
+    num_swapped_out: int  # KV blocks copied to CPU memory
+    num_swapped_in: int  # and back; blocks that were still cached are not
     stopped: bool  # the stop rule was broken
 
 
@@ -126,6 +132,9 @@ def simulate(
     fleet = Fleet(timed, tokens, engines, routing, server.delays, stop_rule)
     fleet.run()
     fleet.settle()
+    ends = tuple(engine.scheduler.stats for engine in engines)
+    swapped_out = sum(engine.num_swapped_out for engine in engines)
+    swapped_in = sum(engine.num_swapped_in for engine in engines)
     live_config = {"generation": 0, "source": "Spec", **server.live.to_json()}
     about: dict[str, Any] = {
         "url": f"simulated:{server.name}",
@@ -145,6 +154,18 @@ def simulate(
         "replicas": replicas,
         "routing": routing,
         "prefill_first": server.prefill_first,
+        "shed_late": server.shed_late,
+        "fair_tenants": server.fair_tenants,
+        "num_swap_blocks": server.num_swap_blocks,
+        "swap_block_s": server.swap_block_s,
+        "memory": {
+            "preemptions_recompute": sum(stats.preemptions_recompute for stats in ends),
+            "preemptions_swap": sum(stats.preemptions_swap for stats in ends),
+            "recomputed_tokens": sum(stats.recomputed_tokens for stats in ends),
+            "blocks_swapped_out": swapped_out,
+            "blocks_swapped_in": swapped_in,
+            "copying_s": round(server.swap_block_s * (swapped_out + swapped_in), 6),
+        },
         "num_blocks": server.num_blocks,
         "model": server.name,
         "max_model_len": server.max_model_len,
@@ -160,10 +181,12 @@ def simulate(
             None if request.first_scheduled_s is None else request.first_scheduled_s - request.arrival_s
             for request in fleet.requests
         ],
-        stats=tuple(engine.scheduler.stats for engine in engines),
+        stats=ends,
         num_steps=sum(engine.num_steps for engine in engines),
         num_skipped=sum(engine.num_skipped for engine in engines),
         busy_s=sum(engine.busy_s for engine in engines),
+        num_swapped_out=swapped_out,
+        num_swapped_in=swapped_in,
         stopped=fleet.stopped,
     )
 

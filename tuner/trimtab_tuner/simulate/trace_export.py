@@ -2,7 +2,7 @@
 
 Per replica (a "process"): the thread *steps* has a slice per step with its rows in the arguments, the counters show running and
 waiting requests and tokens a step; each request is an asynchronous slice from its first admission to its end, with an instant
-for every preemption. Times are simulated microseconds.
+for every preemption (where its KV went), and copies to CPU memory and back are in the arguments of their step. Times are simulated microseconds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class ChromeTrace:
             "decode" if prefills == 0 else "mixed" if step.num_decodes else "prefill",
             begin_s,
             dur=(end_s - begin_s) * _SECOND,
-            args={
+            args=_copies(step)
+            | {
                 "step": step.step_id,
                 "decodes": step.num_decodes,
                 "prefill_tokens": prefills,
@@ -62,7 +63,8 @@ class ChromeTrace:
                 }
                 self._request(replica, "b", request.id, begin_s, args)
         for request in step.preempted:
-            self._request(replica, "n", request.id, begin_s, {"preemptions": request.num_preemptions})
+            about = {"preemptions": request.num_preemptions, "kv": str(request.state)}
+            self._request(replica, "n", request.id, begin_s, about)
 
     def on_events(self, replica: int, events: Sequence[TokenEvent], now: float) -> None:
         """The ends of requests."""
@@ -88,3 +90,10 @@ class ChromeTrace:
         self._events.append(
             {"ph": phase, "pid": replica, "tid": 0, "name": name, "ts": at_s * _SECOND, **more}
         )
+
+
+def _copies(step: Step) -> dict[str, int]:
+    """Blocks copied to CPU memory and back before the step, if any."""
+    if not step.swap_out and not step.swap_in:
+        return {}
+    return {"blocks_swapped_out": len(step.swap_out), "blocks_swapped_in": len(step.swap_in)}
