@@ -6,6 +6,7 @@ Wrong values end with exit code 2 and one line that names the flag, the value an
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import shutil
 import signal
@@ -19,6 +20,7 @@ from pathlib import Path
 from trimtab_engine import logs
 from trimtab_engine.config import DEVICES, DTYPES, EngineConfig
 from trimtab_engine.core.live import POLICIES, Ceilings, LiveConfig
+from trimtab_engine.core.step_time import StepTimeModel
 from trimtab_engine.errors import ConfigError, TrimtabError
 from trimtab_engine.live_state import Versioned
 from trimtab_engine.model_files import locate
@@ -347,6 +349,13 @@ def _add_operation(serve: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write every step with its token ids, for replay without the model",
     )
+    group.add_argument(
+        "--step-model",
+        dest="step_model_file",
+        type=Path,
+        metavar="FILE",
+        help="step-time model to schedule by until enough own steps have run: what /admin/step-model answered",
+    )
     group.add_argument("--log-format", choices=logs.FORMATS, default="text", help="of stderr (%(default)s)")
 
 
@@ -362,6 +371,7 @@ def configuration(
             ceilings=ceilings,
             kv_cache_bytes=arguments.kv_cache_memory,
             swap_bytes=arguments.swap_memory,
+            step_model=_step_model(arguments.step_model_file),
         )
     except ConfigError as error:
         raise ConfigError(_flag(error.path), error.value, error.allowed) from error
@@ -394,6 +404,18 @@ def configuration(
     except ConfigError as error:
         # A bad ConfigMap must not keep a service down: serve with the flags and say so in the read-back.
         return config, options, from_flags, str(error)
+
+
+def _step_model(path: Path | None) -> dict[str, object] | None:
+    """The JSON form of a saved step-time model, checked."""
+    if path is None:
+        return None
+    try:
+        return StepTimeModel.from_json(json.loads(path.read_text()), "step_model").to_json()
+    except ConfigError as error:
+        raise ConfigError("step_model", str(path), f"a step-time model; {error}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError("step_model", str(path), f"a JSON file that can be read ({error})") from None
 
 
 def _live_from_flags(arguments: argparse.Namespace, ceilings: Ceilings) -> LiveConfig:

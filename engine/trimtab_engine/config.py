@@ -38,6 +38,7 @@ class EngineConfig:
     num_threads: int | None = None  # None: cores - 1, at least 1
     seed: int = 0  # draws seeds of requests that bring none
     record_steps: str | None = None  # path of a step record that the simulator can replay
+    step_model: dict[str, object] | None = None  # a step-time model to start with, in its JSON form
     cache_dir: str | None = None  # converted GGUF weights; None: ~/.cache/trimtab/models
 
     def __post_init__(self) -> None:

@@ -117,7 +117,7 @@ def test_every_flag_of_the_engine_is_either_ours_or_free_for_extra_arguments() -
     free = flags - set(OWNED_FLAGS)
     assert free == {
         "help", "device", "prefill-first", "batch-invariant", "num-threads", "seed", "cache-dir", "stall-timeout",
-        "record-steps", "shed-late", "swap-memory", "fair-tenants", "client-stall-timeout",
+        "record-steps", "shed-late", "swap-memory", "fair-tenants", "client-stall-timeout", "step-model",
     }  # fmt: skip
 
 

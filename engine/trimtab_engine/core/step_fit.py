@@ -87,10 +87,11 @@ class _Stratum:
 
 
 class StepTimeFit:
-    """`observe` steps, read `model`. Starts from a saved model when one is given, until it has its own steps."""
+    """`observe` steps, read `model`. A saved model that is given stands in until CLEAN_STEPS have been learnt from."""
 
     def __init__(self, start: StepTimeModel | None = None, provisional: bool = True) -> None:
         self._clean = start
+        self._first_fit = MIN_STEPS if start is None else CLEAN_STEPS
         self._of_all = StepTimeFit(provisional=False) if provisional and start is None else None
         self._strata: dict[tuple[int, bool], _Stratum] = {}
         self._errors: deque[float] = deque(maxlen=ERROR_WINDOW)
@@ -114,7 +115,7 @@ class StepTimeFit:
         stratum = self._strata.setdefault((bisect_left(KNOTS, features.tokens), mixed), _Stratum())
         stratum.add(basis(features), seconds, self._weight(features, seconds, stratum))
         self._num_steps += 1
-        if self._num_steps >= MIN_STEPS and (
+        if self._num_steps >= self._first_fit and (
             self._num_steps % REFIT_STEPS == 0 or self._num_steps < REFIT_STEPS
         ):
             self._refit()

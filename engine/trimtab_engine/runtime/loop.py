@@ -20,7 +20,7 @@ from typing import Protocol
 from trimtab_engine.core.request import FinishReason, Request
 from trimtab_engine.core.step import Step, StepResult, TokenEvent, TokenLogprobs
 from trimtab_engine.core.step_fit import StepTimeFit
-from trimtab_engine.core.step_time import StepFeatures, features_of
+from trimtab_engine.core.step_time import StepFeatures, StepTimeModel, features_of
 from trimtab_engine.engine_state import EngineState
 from trimtab_engine.framing import EngineChannel, PeerGone
 from trimtab_engine.messages import (
@@ -70,8 +70,12 @@ class EngineLoop:
         recorder: StepRecorder | None = None,
         clock: Callable[[], float] = time.monotonic,
         switches: Callable[[], int] | None = None,
+        step_model: StepTimeModel | None = None,
     ) -> None:
-        """`switches` counts the involuntary context switches of the calling thread so far."""
+        """`switches` counts the involuntary context switches of the calling thread so far.
+
+        `step_model`: a saved one, to schedule by until enough steps have been measured.
+        """
         self._channel = channel
         self._state = state
         self._scheduler = state.scheduler
@@ -79,7 +83,7 @@ class EngineLoop:
         self._recorder = recorder
         self._clock = clock
         self._switches = involuntary_switches if switches is None else switches
-        self._fit = StepTimeFit()
+        self._fit = StepTimeFit(step_model)
         self._failed_steps = 0
         self._blocked = False
         self._draining = False
@@ -91,6 +95,8 @@ class EngineLoop:
 
     def run(self, backlog: list[ToEngine]) -> int:
         """Work until told to stop or until the peer is gone; the exit code. `backlog`: messages read before."""
+        if self._fit.model is not None:
+            self._use(self._fit.model)
         messages = backlog
         while True:
             now = self._clock()
@@ -210,12 +216,19 @@ class EngineLoop:
         new = self._fit.observe(features, stats.step_s, disturbed)
         model = self._fit.model
         if new and model is not None:
-            self._scheduler.use_step_time(model)
-            if self._recorder is not None:
-                self._recorder.step_model(model)
-        if new or (disturbed and self._fit.num_excluded % REPORT_EXCLUDED_STEPS == 1):
-            score = self._fit.score
-            self._channel.send(StepModel(None if model is None else model.to_json(), score.to_json()))
+            self._use(model)
+        elif disturbed and self._fit.num_excluded % REPORT_EXCLUDED_STEPS == 1:
+            self._tell(model)
+
+    def _use(self, model: StepTimeModel) -> None:
+        """Schedule by it from the next step on, record that, and tell the peer."""
+        self._scheduler.use_step_time(model)
+        if self._recorder is not None:
+            self._recorder.step_model(model)
+        self._tell(model)
+
+    def _tell(self, model: StepTimeModel | None) -> None:
+        self._channel.send(StepModel(None if model is None else model.to_json(), self._fit.score.to_json()))
 
     def _fail(self, step: Step, error: Exception) -> list[Token]:
         """End the requests of a step that raised, as if it had never been scheduled."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from trimtab_engine.config import EngineConfig
 from trimtab_engine.core.live import LiveConfig
 from trimtab_engine.core.scheduler import Scheduler
+from trimtab_engine.core.step_time import StepTimeModel
 from trimtab_engine.engine_state import EngineState
 from trimtab_engine.errors import ConfigError, ModelLoadError
 from trimtab_engine.framing import EngineChannel, PeerGone
@@ -124,7 +125,8 @@ def _serve(channel: EngineChannel, init: Init, backlog: list[ToEngine]) -> int:
         # Weights and code live as long as the process: the collector need not walk them in the middle of a step.
         gc.collect()
         gc.freeze()
-        return EngineLoop(channel, state, runner, recorder).run(backlog)
+        saved = None if config.step_model is None else StepTimeModel.from_json(config.step_model)
+        return EngineLoop(channel, state, runner, recorder, step_model=saved).run(backlog)
 
 
 def _recorder(path: Path, header: Header) -> StepRecorder:

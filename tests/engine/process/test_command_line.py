@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from support.core_builders import make_step_time
 from trimtab_engine.cli import build_parser, configuration, duration_s, size_bytes
 from trimtab_engine.config import EngineConfig
 from trimtab_engine.core.live import LiveConfig
@@ -40,7 +42,9 @@ def test_no_flag_at_all_gives_the_defaults_of_the_types() -> None:
     assert (incumbent.generation, incumbent.source, boot_error) == (0, "Spec", None)
 
 
-def test_every_field_has_a_flag_that_binds() -> None:
+def test_every_field_has_a_flag_that_binds(tmp_path: Path) -> None:
+    model = tmp_path / "model.json"
+    model.write_text(json.dumps({"model": make_step_time().to_json(), "score": {}}))
     config, options, incumbent, _ = configuration(
         parse(
             *("--device", "cpu", "--dtype", "float32", "--max-model-len", "100", "--block-size", "32"),
@@ -66,6 +70,7 @@ def test_every_field_has_a_flag_that_binds() -> None:
             *("--admin-public-key", "a", "--admin-audience", "me", "--trusted-class-header", "X-Class"),
             *("--trusted-tenant-header", "X-Tenant", "--log-format", "json", "--served-model-name", "name"),
             *("--client-stall-timeout", "9", "--fair-tenants", "--swap-memory", "64Mi"),
+            *("--step-model", str(model)),
         )
     )
     engine_defaults, server_defaults = EngineConfig(model=""), ServerOptions(served_model_name="")
@@ -73,6 +78,7 @@ def test_every_field_has_a_flag_that_binds() -> None:
         for field in fields(default):
             assert getattr(given, field.name) != getattr(default, field.name), f"{field.name} has no flag"
     assert config.kv_cache_bytes == 512 * 2**20
+    assert config.step_model == make_step_time().to_json()
     assert (config.ceilings.max_num_batched_tokens, config.ceilings.max_num_seqs) == (700, 70)
     live = incumbent.config.to_json()
     assert all(live[name] != value for name, value in LiveConfig().to_json().items()), live
@@ -109,6 +115,8 @@ def test_a_lowered_ceiling_lowers_the_defaults_with_it() -> None:
         (["--num-threads", "9999999"], "--num-threads", "at most 1024"),
         (["--seed", str(2**63)], "--seed", "an integer of 64 bits"),
         (["--client-stall-timeout", "0"], "--client-stall-timeout", "seconds from 0.1"),
+        (["--step-model", "/no/such/file"], "--step-model", "No such file"),
+        (["--step-model", "/dev/null"], "--step-model", "a JSON file that can be read"),
     ],
 )
 def test_a_value_out_of_range_names_its_flag(flags: list[str], path: str, allowed: str) -> None:

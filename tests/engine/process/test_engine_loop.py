@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from support.core_builders import HistoryRunner, make_live, make_scheduler, undisturbed
+from support.core_builders import HistoryRunner, make_live, make_scheduler, make_step_time, undisturbed
 from trimtab_engine.core.live import Ceilings
 from trimtab_engine.core.request import Request, SamplingParams
 from trimtab_engine.core.step import Step, StepResult, TokenLogprobs
@@ -394,7 +394,9 @@ def test_prompt_logprobs_of_all_chunks_come_with_the_first_token(start: Started)
     assert all(token.prompt_logprobs is None for token in rest)
 
 
-def run_recorded(path: Path, switches: Callable[[], int]) -> list[FromEngine]:
+def run_recorded(
+    path: Path, switches: Callable[[], int], step_model: StepTimeModel | None = None
+) -> list[FromEngine]:
     """One request of 30 tokens through a loop that records; everything it said."""
     live = make_live()
     header = Header(
@@ -412,7 +414,14 @@ def run_recorded(path: Path, switches: Callable[[], int]) -> list[FromEngine]:
     )
     ours, theirs = socket.socketpair()
     with theirs, StepRecorder(path, header) as recorder:
-        loop = EngineLoop(EngineChannel(ours), header.build(), Executor(), recorder, switches=switches)
+        loop = EngineLoop(
+            EngineChannel(ours),
+            header.build(),
+            Executor(),
+            recorder,
+            switches=switches,
+            step_model=step_model,
+        )
         assert loop.run([add("a", 6, SamplingParams(max_tokens=30, ignore_eos=True, seed=0)), Drain()]) == 0
         peer = Peer(theirs, threading.current_thread())
         peer.until(lambda message: isinstance(message, Stopped))
@@ -430,6 +439,15 @@ def test_the_loop_learns_step_times_tells_them_and_records_what_it_schedules_by(
     recorded = [entry.step_model for entry in entries if entry.step_model is not None]
     assert [StepTimeModel.from_json(r) for r in recorded] == models
     assert entries[4].step_model == models[0].to_json()  # learnt from steps 0 to 3, in force from step 4
+
+
+def test_a_saved_model_is_in_force_before_the_first_step_and_until_enough_have_run(tmp_path: Path) -> None:
+    saved = make_step_time(0.02, 0.003)
+    seen = run_recorded(tmp_path / "steps.jsonl", switches=lambda: 0, step_model=saved)
+    news = [m for m in seen if isinstance(m, StepModel)]
+    assert [(m.model, m.score["num_steps"]) for m in news] == [(saved.to_json(), 0)]
+    entries = list(replay(tmp_path / "steps.jsonl"))
+    assert [entry.step_model for entry in entries] == [saved.to_json()] + [None] * (len(entries) - 1)
 
 
 def test_steps_during_which_the_kernel_took_the_cpu_are_counted_and_not_learnt_from(tmp_path: Path) -> None:
