@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from trimtab_engine.core.live import LiveConfig
@@ -59,9 +60,15 @@ class Engine:
         self._count = 0
 
     def generate(
-        self, prompts: list[list[int]], sampling: SamplingParams | list[SamplingParams]
+        self,
+        prompts: list[list[int]],
+        sampling: SamplingParams | list[SamplingParams],
+        before_step: Callable[[float], None] | None = None,
     ) -> list[Generated]:
-        """Run all prompts together to their ends; results in the order of the prompts."""
+        """Run all prompts together to their ends; results in the order of the prompts.
+
+        `before_step` is called with the time of each step before it is planned.
+        """
         params = sampling if isinstance(sampling, list) else [sampling] * len(prompts)
         requests = []
         for prompt, one in zip(prompts, params, strict=True):
@@ -72,6 +79,8 @@ class Engine:
         events: dict[str, list[TokenEvent]] = {request.id: [] for request in requests}
         while self.scheduler.has_work:
             self._clock += 0.01
+            if before_step is not None:
+                before_step(self._clock)
             step = self.scheduler.schedule(self._clock)
             done = self.scheduler.commit(step, self.runner.run(step), self._clock) if step else []
             for event in [*done, *self.scheduler.drain_events()]:

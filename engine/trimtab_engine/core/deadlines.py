@@ -89,7 +89,7 @@ class Deadlines:
         return sla.is_quick(self.model, builder.rows, builder.prompt_tokens, need, builder.limit_s)
 
     def chunk(self, need: int, context: int, most: int, builder: StepBuilder) -> int:
-        """Tokens of a prompt for this step. What is cut short by time ends the passes: nothing else would fit."""
+        """Tokens of a prompt for this step. Whoever is cut short takes all the time that is left: nobody need be asked after."""
         assert builder.rows is not None, "`limit` comes first"
         chunk = sla.prompt_chunk(
             self.model,
@@ -100,7 +100,8 @@ class Deadlines:
             most=most,
             limit_s=builder.limit_s,
         )
-        builder.cut_short = chunk < most
+        if 0 < chunk < most:
+            builder.cut_short = True
         return chunk
 
     def recompute_s(self, num_tokens: int) -> float | None:

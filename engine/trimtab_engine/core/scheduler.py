@@ -260,10 +260,10 @@ class Scheduler:
             return  # decodes alone need no limit
         self._deadlines.limit(builder, now)
         for request in self._state.running.prefills[:]:
-            if builder.budget <= 0 or builder.cut_short:
-                break
             if not self._blocked:
                 self._pass_waiting(builder, now, before=request)
+            if builder.budget <= 0 or builder.cut_short:
+                break
             self._continue_prompt(request, builder)
         if not self._blocked:
             self._pass_waiting(builder, now)

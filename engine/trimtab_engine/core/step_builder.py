@@ -54,7 +54,7 @@ class StepBuilder:
         self.preempted: list[Request] = []
         self.admitted: list[Request] = []
         # Under a policy with deadlines, once the decodes are in: what the step holds, how long it may take, and whether a
-        # prompt has been cut short by that already.
+        # prompt has taken all of it.
         self.rows: StepFeatures | None = None
         self.limit_s = math.inf
         self.cut_short = False

@@ -54,6 +54,12 @@ def test_the_tenant_that_got_least_is_next_and_within_it_the_policys_order_holds
     assert queue.peek() is a
 
 
+def test_of_tenants_that_got_the_same_the_one_with_the_better_head_is_next() -> None:
+    later, sooner = waiting("b", 9.0), waiting("a", 5.0)
+    assert queue_of(later, sooner).peek() is sooner
+    assert queue_of(sooner, later).peek() is sooner
+
+
 def test_a_tenant_that_comes_back_has_earned_no_credit() -> None:
     queue = queue_of(waiting("busy"), waiting("busier"))
     queue.charge("busy", 1000)

@@ -14,8 +14,12 @@ from support.core_builders import (
     make_scheduler,
     make_step_time,
 )
+from trimtab_engine.core import scheduler
+from trimtab_engine.core.admission import Need, whole_sequence_need
+from trimtab_engine.core.blocks import BlockPool
 from trimtab_engine.core.live import SloClass
 from trimtab_engine.core.policy_sla import FLOOR_TOKENS, HEADROOM, PATIENCE, Standing
+from trimtab_engine.core.prefix import PrefixCache
 from trimtab_engine.core.request import FinishReason, Request, RequestState
 from trimtab_engine.core.step_time import StepTimeModel, features_of
 
@@ -34,13 +38,13 @@ def make_engine(
     shed_late: bool = False,
     policy: str = "sla-aware",
 ) -> Engine:
-    scheduler = make_scheduler(
+    made = make_scheduler(
         num_blocks=num_blocks,
         max_model_len=12_000,
         live=make_live(budget, seqs, policy, classes=classes),
         shed_late=shed_late,
     )
-    return Engine(scheduler, step_time=model)
+    return Engine(made, step_time=model)
 
 
 def first_tokens(engine: Engine, *requests: Request, limit: int = 3000) -> dict[str, float]:
@@ -163,6 +167,43 @@ def test_a_step_with_decodes_takes_no_longer_than_their_slack_however_long_the_p
     assert max(times) <= HEADROOM * CHAT.itl_s + 1e-9
     assert max(times) >= 0.8 * HEADROOM * CHAT.itl_s  # and it is used
     assert engine.steps[1].budget == 2048
+
+
+def test_the_rest_of_a_step_that_is_too_small_for_one_prompt_goes_to_the_next_under_way() -> None:
+    engine = make_engine()  # 81 tokens a step
+    nearly_done = make_request(86, 1, slo_class="batch")
+    engine.add(nearly_done)
+    engine.step()
+    long = make_request(281, 1)
+    engine.add(long)
+    engine.step()
+    assert (nearly_done.num_computed, long.num_computed) == (81, 81)
+    urgent = make_request(70, 1, ttft_s=0.3, arrival_s=engine.now)
+    engine.add(urgent)
+    step = engine.step()
+    got = dict(zip([r.id for r in step.requests], step.chunk, strict=True))
+    assert got == {urgent.id: 70, nearly_done.id: 5}  # 11 tokens were left: a sliver for the long one
+
+
+def test_whoever_waits_is_not_looked_up_once_a_prompt_has_taken_all_the_time_of_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Looking up a prompt of 30,000 tokens takes longer than planning the rest of the step."""
+    looked_up: list[Request] = []
+
+    def spy(request: Request, pool: BlockPool, cache: PrefixCache) -> Need:
+        looked_up.append(request)
+        return whole_sequence_need(request, pool, cache)
+
+    monkeypatch.setattr(scheduler, "whole_sequence_need", spy)
+    engine = make_engine()
+    long, waiting = make_request(600, 1), make_request(900, 1, slo_class="batch")
+    engine.add(long, waiting)
+    for _ in range(5):
+        step = engine.step()
+        assert step.requests == [long]
+    assert looked_up == [long]
+    engine.finish()
 
 
 def test_a_step_without_decodes_is_capped_by_the_smallest_target_all_the_same() -> None:

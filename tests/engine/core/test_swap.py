@@ -178,6 +178,29 @@ def test_a_step_that_failed_while_bringing_a_request_back_has_it_computed_again(
     assert_as_if_alone(*requests)
 
 
+def test_a_readmission_that_failed_counts_neither_its_look_up_nor_its_hits() -> None:
+    engine, requests = make_engine(prefix_caching=True), two()
+    scheduler = engine.scheduler
+    engine.add(*requests)
+    engine.until_preempted()
+    for _ in range(200):
+        before = scheduler.stats
+        step = scheduler.schedule(0.0)
+        if step.admitted:
+            break
+        scheduler.commit(step, engine.runner.run(step), 0.0)
+    hits = scheduler.stats.readmission_hits - before.readmission_hits
+    assert 0 < hits < step.context[step.requests.index(step.admitted[0])]  # some cached, the rest swapped in
+    scheduler.rollback(step)
+    after = scheduler.stats
+    assert (after.readmission_queries, after.readmission_hits) == (
+        before.readmission_queries,
+        before.readmission_hits,
+    )
+    engine.finish()
+    assert_as_if_alone(*requests)
+
+
 def test_copies_of_a_step_that_holds_nothing_go_with_the_next_one() -> None:
     space = SwapSpace(4)
     places = space.copy_out([7, 8])

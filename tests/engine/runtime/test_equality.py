@@ -6,12 +6,15 @@ compared too, bit for bit. Real scheduler, real runner.
 
 from collections.abc import Callable
 from dataclasses import replace
+from random import Random
 
 import pytest
 import torch
 
+from support.disturbance import Disturber
 from support.generation import Engine, Generated
 from support.tiny_models import tiny_model
+from trimtab_engine.core.live import POLICIES, LiveConfig
 from trimtab_engine.core.request import FinishReason, SamplingParams
 from trimtab_engine.runtime.runner import Runner
 
@@ -96,6 +99,37 @@ def test_every_way_of_running_says_the_same(
         assert engine.scheduler.stats.preemptions_swap > 0
     if "num_blocks" in WAYS[way]:
         assert sum(result.num_preemptions for result in results) > 0, "memory was meant to be short"
+
+
+@MODES
+def test_a_disturbance_before_every_step_changes_nothing_that_is_said(
+    invariant: bool, runner_of: RunnerOf, alone: dict[bool, list[Generated]]
+) -> None:
+    """Policy, budget and places change in every step, leases lapse in every step, and somebody loses its memory each time."""
+    runner, random = runner_of(invariant), Random(11)
+    engine = Engine(runner, num_blocks=40, num_swap_blocks=40, budget=64, max_num_seqs=8)
+    disturber, steps = Disturber(engine.scheduler), 0
+
+    def disturb(now: float) -> None:
+        nonlocal steps
+        steps += 1
+        disturber.lapse(now)
+        live = LiveConfig(
+            max_num_batched_tokens=random.randrange(8, 80),
+            max_num_seqs=random.randrange(1, 9),
+            scheduling_policy=random.choice(POLICIES),
+        )
+        disturber.push(live, 0.005, now)
+        if steps < 200 or steps % 4 == 0:  # for ever, nobody would get to an end
+            disturber.throw_out(random.randrange(8), swap=steps % 2 == 0)
+
+    results = engine.generate(prompts(), params(len(prompts())), before_step=disturb)
+    assert said(results) == said(alone[invariant])
+    if invariant:
+        assert logprobs(results) == logprobs(alone[True])
+    assert disturber.num_lapsed >= steps - 1 >= 50
+    assert disturber.num_swapped >= 15
+    assert disturber.num_recomputed >= 15
 
 
 @MODES
