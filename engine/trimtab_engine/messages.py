@@ -137,7 +137,7 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     recomputed_tokens: int  # delta
     decode_context: int  # sum of context over decode rows
     prefill_attention: float  # sum over prefill rows of chunk * (context + chunk/2)
-    involuntary_switches: int  # context switches forced on the engine thread during this step
+    lost_s: float  # of step_s: the engine thread was ready to run and had no CPU
 
 
 class StepOutput(msgspec.Struct, tag=True, frozen=True):

@@ -7,7 +7,9 @@ Recursive: what is kept of the past are sums (normal equations), not steps. They
 token axis, with or without prompt rows — and each stratum forgets on its own, after some hundred of *its* steps. So an hour
 of nothing but decodes does not wash out what long prompts cost, and a rare kind of step weighs as much as a common one.
 Robust: errors count relative to the prediction, and beyond twice the usual error in proportion only (Huber's weight). Steps
-during which the kernel took the CPU away measure the neighbours: they are left out of fit and score, and counted. On a machine
+that waited for a CPU for more than DISTURBED_SHARE of their time measure the neighbours: they are left out of fit and score, and
+counted. (That the kernel took the CPU away at all would be too strict: in half a second it does so once on any machine, for a
+fraction of a millisecond, so that long steps would never be learnt from.) On a machine
 so busy that hardly a step is undisturbed, a provisional model of all steps stands in until CLEAN_STEPS have been learnt from:
 a policy with deadlines is better off with it than with none.
 """
@@ -25,6 +27,7 @@ MEMORY_STEPS = 250  # of its own kind, after which a step has lost most of its w
 REFIT_STEPS = 16
 MIN_STEPS = 4  # before there is a model
 CLEAN_STEPS = 64
+DISTURBED_SHARE = 0.02
 ERROR_WINDOW = 512  # held-out errors that quantiles are taken over
 _HUBER = 2.0
 _MIN_ERROR_SCALE = 0.01
@@ -38,7 +41,7 @@ class FitScore:
     """How good the model is: relative errors of steps that were predicted before they were learnt from."""
 
     num_steps: int  # learnt from
-    num_excluded: int  # left out: involuntary context switches
+    num_excluded: int  # left out: they waited for a CPU
     error_median: float | None
     error_p95: float | None
     provisional: bool = False  # too few undisturbed steps yet: `model` is of all steps
@@ -59,6 +62,11 @@ class FitScore:
             "error_p95": self.error_p95,
             "provisional": self.provisional,
         }
+
+
+def is_disturbed(seconds: float, lost_s: float) -> bool:
+    """Whether a step of `seconds` that waited `lost_s` of them for a CPU is left out."""
+    return lost_s > DISTURBED_SHARE * seconds
 
 
 class _Stratum:

@@ -12,14 +12,13 @@ from __future__ import annotations
 import gc
 import logging
 import math
-import resource
 import time
 from collections.abc import Callable
 from typing import Protocol
 
 from trimtab_engine.core.request import FinishReason, Request
 from trimtab_engine.core.step import Step, StepResult, TokenEvent, TokenLogprobs
-from trimtab_engine.core.step_fit import StepTimeFit
+from trimtab_engine.core.step_fit import StepTimeFit, is_disturbed
 from trimtab_engine.core.step_time import StepFeatures, StepTimeModel, features_of
 from trimtab_engine.engine_state import EngineState
 from trimtab_engine.framing import EngineChannel, PeerGone
@@ -39,6 +38,7 @@ from trimtab_engine.messages import (
     ToEngine,
     Token,
 )
+from trimtab_engine.runtime.lost_time import LostTime
 from trimtab_engine.step_record import StepRecorder
 
 logger = logging.getLogger(__name__)
@@ -69,10 +69,10 @@ class EngineLoop:
         executor: Executor,
         recorder: StepRecorder | None = None,
         clock: Callable[[], float] = time.monotonic,
-        switches: Callable[[], int] | None = None,
+        lost_s: Callable[[], float] | None = None,
         step_model: StepTimeModel | None = None,
     ) -> None:
-        """`switches` counts the involuntary context switches of the calling thread so far.
+        """`lost_s`: seconds that the calling thread has waited for a CPU so far.
 
         `step_model`: a saved one, to schedule by until enough steps have been measured.
         """
@@ -82,7 +82,7 @@ class EngineLoop:
         self._executor = executor
         self._recorder = recorder
         self._clock = clock
-        self._switches = involuntary_switches if switches is None else switches
+        self._lost_s = LostTime() if lost_s is None else lost_s
         self._fit = StepTimeFit(step_model)
         self._failed_steps = 0
         self._blocked = False
@@ -161,7 +161,7 @@ class EngineLoop:
         """Nothing to run: say so once. True when a drain is complete."""
         tokens = self._outside_tokens()
         if tokens or not self._idle_said:
-            self._send(tokens, self._stats(None, 0.0, 0.0, self._clock(), 0))
+            self._send(tokens, self._stats(None, 0.0, 0.0, self._clock(), 0.0))
         self._idle_said = True
         if self._draining:
             self._channel.send(Stopped())
@@ -171,7 +171,7 @@ class EngineLoop:
     def _step(self, now: float) -> bool:
         """One step. False: the process must end."""
         self._idle_said = self._collected = False
-        switches = self._switches()
+        lost_s = self._lost_s()
         tokens = self._outside_tokens()
         step = self._scheduler.schedule(now)
         schedule_s = self._clock() - now
@@ -181,7 +181,7 @@ class EngineLoop:
             self._record(step, StepResult([]), now, events)
             if tokens or events:
                 tokens += (self._token(event) for event in events)
-                self._send(tokens, self._stats(None, schedule_s, 0.0, now, 0))
+                self._send(tokens, self._stats(None, schedule_s, 0.0, now, 0.0))
             return True
         self._last_step_id = step.step_id
         try:
@@ -191,7 +191,7 @@ class EngineLoop:
         ) as error:  # whatever a forward pass can raise must end requests, not leave them hanging
             logger.exception("step failed", extra={"step_id": step.step_id, "rows": len(step.requests)})
             tokens += self._fail(step, error)
-            self._send(tokens, self._stats(step, schedule_s, self._clock() - now, now, 0))
+            self._send(tokens, self._stats(step, schedule_s, self._clock() - now, now, 0.0))
             return not self._is_fatal(error)
         self._failed_steps = 0
         self._keep_prompt_logprobs(step, result)
@@ -199,7 +199,7 @@ class EngineLoop:
         events = [*self._scheduler.commit(step, result, committed), *self._scheduler.drain_events()]
         self._record(step, result, committed, events)
         tokens += (self._token(event) for event in events)
-        stats = self._stats(step, schedule_s, self._clock() - now, now, self._switches() - switches)
+        stats = self._stats(step, schedule_s, self._clock() - now, now, self._lost_s() - lost_s)
         self._send(tokens, stats)
         self._learn(stats)
         return True
@@ -212,7 +212,7 @@ class EngineLoop:
             stats.decode_context,
             stats.prefill_attention,
         )
-        disturbed = stats.involuntary_switches > 0
+        disturbed = is_disturbed(stats.step_s, stats.lost_s)
         new = self._fit.observe(features, stats.step_s, disturbed)
         model = self._fit.model
         if new and model is not None:
@@ -299,7 +299,7 @@ class EngineLoop:
         )
 
     def _stats(
-        self, step: Step | None, schedule_s: float, step_s: float, started_s: float, switches: int
+        self, step: Step | None, schedule_s: float, step_s: float, started_s: float, lost_s: float
     ) -> StepStats:
         """Numbers of `step` (None: of no step) and of the scheduler now; counters as deltas since the last call."""
         after, before = self._scheduler.stats, self._counted
@@ -327,18 +327,13 @@ class EngineLoop:
             recomputed_tokens=after.recomputed_tokens - before.recomputed_tokens,
             decode_context=0 if features is None else features.decode_context,
             prefill_attention=0.0 if features is None else features.prefill_attention,
-            involuntary_switches=switches,
+            lost_s=lost_s,
         )
 
 
 def _finish_reason(request: Request) -> str:
     assert request.finish_reason is not None, "a finished request says why"
     return request.finish_reason.value
-
-
-def involuntary_switches() -> int:
-    """Context switches forced on this thread so far: steps with some are no measure of the model."""
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
 
 
 def _is_device_error(error: Exception) -> bool:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from support.core_builders import Engine, make_live, make_request, make_scheduler
 from trimtab_engine.core.nnls import nonnegative_least_squares
-from trimtab_engine.core.step_fit import StepTimeFit
+from trimtab_engine.core.step_fit import StepTimeFit, is_disturbed
 from trimtab_engine.core.step_time import (
     KNOTS,
     TERMS,
@@ -190,6 +190,12 @@ def test_disturbed_steps_are_left_out_of_fit_and_score_and_counted() -> None:
     assert (disturbed.score.error_median, disturbed.score.num_steps) == (clean.score.error_median, 400)
     assert (disturbed.score.num_excluded, disturbed.score.excluded_share) == (400, 0.5)
     assert not disturbed.observe(StepFeatures(9, 9, 9, 0.0), 5.0, disturbed=True)
+
+
+def test_a_step_is_disturbed_by_the_share_of_its_time_that_it_waited() -> None:
+    assert not is_disturbed(0.5, 0.0)
+    assert not is_disturbed(0.5, 0.009)  # a kernel thread came by
+    assert is_disturbed(0.5, 0.011)
 
 
 def test_where_hardly_a_step_is_undisturbed_a_model_of_all_steps_stands_in_until_there_are_enough() -> None:

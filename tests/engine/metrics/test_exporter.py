@@ -50,7 +50,7 @@ def step(**changes: float) -> StepStats:
         "recomputed_tokens": 7,
         "decode_context": 10,
         "prefill_attention": 1.0,
-        "involuntary_switches": 0,
+        "lost_s": 0.0,
         **changes,
     }
     return StepStats(**values)  # type: ignore[arg-type]

@@ -209,7 +209,7 @@ def test_step_statistics_are_of_the_step(start: Started) -> None:
     assert [s.decode_context for s in steps] == [0, 0, 70, 71, 72]
     assert all(s.budget == 64 and s.generation == 1 for s in steps)
     assert all(0 < s.schedule_s <= s.step_s for s in steps)
-    assert all(s.involuntary_switches >= 0 for s in steps)
+    assert all(0 <= s.lost_s <= s.step_s + 0.01 for s in steps)
     assert sum(s.prefix_queries for s in steps) == 70
 
 
@@ -395,7 +395,7 @@ def test_prompt_logprobs_of_all_chunks_come_with_the_first_token(start: Started)
 
 
 def run_recorded(
-    path: Path, switches: Callable[[], int], step_model: StepTimeModel | None = None
+    path: Path, lost_s: Callable[[], float], step_model: StepTimeModel | None = None
 ) -> list[FromEngine]:
     """One request of 30 tokens through a loop that records; everything it said."""
     live = make_live()
@@ -419,7 +419,7 @@ def run_recorded(
             header.build(),
             Executor(),
             recorder,
-            switches=switches,
+            lost_s=lost_s,
             step_model=step_model,
         )
         assert loop.run([add("a", 6, SamplingParams(max_tokens=30, ignore_eos=True, seed=0)), Drain()]) == 0
@@ -430,7 +430,7 @@ def run_recorded(
 
 
 def test_the_loop_learns_step_times_tells_them_and_records_what_it_schedules_by(tmp_path: Path) -> None:
-    seen = run_recorded(tmp_path / "steps.jsonl", switches=lambda: 0)
+    seen = run_recorded(tmp_path / "steps.jsonl", lost_s=lambda: 0.0)
     news = [m for m in seen if isinstance(m, StepModel)]
     assert [m.score["num_steps"] for m in news] == [*range(4, 17)]  # 30 steps: the next would come at 32
     assert all(m.score["num_excluded"] == 0 for m in news)
@@ -443,16 +443,16 @@ def test_the_loop_learns_step_times_tells_them_and_records_what_it_schedules_by(
 
 def test_a_saved_model_is_in_force_before_the_first_step_and_until_enough_have_run(tmp_path: Path) -> None:
     saved = make_step_time(0.02, 0.003)
-    seen = run_recorded(tmp_path / "steps.jsonl", switches=lambda: 0, step_model=saved)
+    seen = run_recorded(tmp_path / "steps.jsonl", lost_s=lambda: 0.0, step_model=saved)
     news = [m for m in seen if isinstance(m, StepModel)]
     assert [(m.model, m.score["num_steps"]) for m in news] == [(saved.to_json(), 0)]
     entries = list(replay(tmp_path / "steps.jsonl"))
     assert [entry.step_model for entry in entries] == [saved.to_json()] + [None] * (len(entries) - 1)
 
 
-def test_steps_during_which_the_kernel_took_the_cpu_are_counted_and_not_learnt_from(tmp_path: Path) -> None:
-    switches = iter(range(1000))
-    seen = run_recorded(tmp_path / "steps.jsonl", switches=lambda: next(switches))
+def test_steps_that_waited_for_a_cpu_are_counted_and_not_learnt_from(tmp_path: Path) -> None:
+    lost = iter(range(1000))
+    seen = run_recorded(tmp_path / "steps.jsonl", lost_s=lambda: float(next(lost)))
     news = [m for m in seen if isinstance(m, StepModel)]
     assert [m.score["num_excluded"] for m in news] == [1, *range(4, 17)]
     assert news[0].model is None
