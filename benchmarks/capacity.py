@@ -27,6 +27,7 @@ from pathlib import Path
 
 import azure_traces
 from harness import ROOT, emit, provenance, write_table
+from ladder import FIRST_RPS, MIDDLE, STEP, highest, rate_of, ratio, search
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -36,8 +37,6 @@ from trimtab_tuner.simulate.simulate import Server, Simulation, live_slo, simula
 from trimtab_tuner.simulate.stop_rule import StopRule
 from trimtab_tuner.slo import Slo
 
-STEP = 1.025
-FIRST_RPS = 0.05
 LATE_SHARE = 0.01
 DELAY_S = 2.0
 # Sums of floating-point times: a gap that equals the target may come out longer by a rounding error.
@@ -49,8 +48,6 @@ TARGETS = {"code": 4.0, "conv": 3.0}  # best over prefill-first at the strict SL
 STRICT_S = 0.1
 STATE = ROOT / "out" / "capacity"
 FIRST_LOOK = 8  # of a run's requests, the share that tells where to begin the search
-# Rung 180 is 4.3 requests a second.
-FIRST_GUESS = 180
 
 
 @dataclass(frozen=True)
@@ -70,11 +67,6 @@ SETUPS = (
     *(Setup(f"static {budget}", budget) for budget in BUDGETS),
     *((Setup("sla-aware", BUDGETS[-1], "sla-aware"),) if "sla-aware" in POLICIES else ()),
 )
-
-
-def rate_of(rung: int) -> float:
-    """Requests a second at a rung of the ladder."""
-    return FIRST_RPS * STEP**rung
 
 
 class Answers:
@@ -181,36 +173,12 @@ class Cell:
         return not done.stopped
 
     def highest(self, setup: Setup) -> int:
-        """The highest rung that every seed holds, next to one that some seed does not; -1 when there is none.
-
-        Assumes that less load is no harder. Seed after seed: the first is searched from where a short run points, each
-        further one only has to confirm what those before left, or to go down.
-        """
+        """The highest rung that every seed holds; -1 for none. A short run tells where to begin the search."""
         short = max(64, self._requests // FIRST_LOOK)
-        rung = self._search(setup, FIRST_GUESS, 0, short, stride=16)
-        for seed in range(self._seeds):
-            if rung >= 0 and (seed == 0 or not self.holds(setup, rung, seed, self._requests)):
-                rung = self._search(setup, rung, seed, self._requests, stride=2)
-        return rung
-
-    def _search(self, setup: Setup, guess: int, seed: int, requests: int, stride: int) -> int:
-        """The highest rung that one seed holds: galloping from `guess` with growing strides, then bisected."""
-        low, high = guess, guess
-        if self.holds(setup, guess, seed, requests):
-            while self.holds(setup, high := low + stride, seed, requests):
-                low, stride = high, stride * 2
-        else:
-            while low > 0 and not self.holds(setup, low := max(0, high - stride), seed, requests):
-                high, stride = low, stride * 2
-            if low == 0 and high == 0:
-                return -1
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self.holds(setup, middle, seed, requests):
-                low = middle
-            else:
-                high = middle
-        return low
+        guess = search(lambda rung: self.holds(setup, rung, 0, short), MIDDLE, stride=16)
+        return highest(
+            lambda rung, seed: self.holds(setup, rung, seed, self._requests), self._seeds, max(0, guess)
+        )
 
 
 def sources() -> str:
@@ -266,7 +234,7 @@ def main() -> None:
                 rungs[setup.name] = cell.highest(setup)
                 bar.advance(task)
                 console.print(
-                    f"{cell.name} {cell.slo_s:g} s  {setup.name:20s} {shown(rungs[setup.name]):6.2f} requests/s"
+                    f"{cell.name} {cell.slo_s:g} s  {setup.name:20s} {rate_of(rungs[setup.name]):6.2f} requests/s"
                 )
             rows.append(summary(cell, rungs))
     strict = [row for row in rows if row["slo"] == STRICT_S]
@@ -289,11 +257,6 @@ def main() -> None:
     sys.exit(0 if passed else 1)
 
 
-def shown(rung: int) -> float:
-    """The rate of a rung, 0 for none."""
-    return rate_of(rung) if rung >= 0 else 0.0
-
-
 def summary(cell: Cell, rungs: dict[str, int]) -> dict[str, object]:
     """The ratios of one cell. Ratios are of ladder rates; None where a side has no capacity or was not run."""
     static = {name: rung for name, rung in rungs.items() if name.startswith("static")}
@@ -311,14 +274,9 @@ def summary(cell: Cell, rungs: dict[str, int]) -> dict[str, object]:
         "sla_over_best_static": ratio(rungs["sla-aware"], static[best_static])
         if "sla-aware" in rungs
         else None,
-        "capacity_rps": {name: round(shown(rung), 3) for name, rung in rungs.items()},
+        "capacity_rps": {name: round(rate_of(rung), 3) for name, rung in rungs.items()},
         "simulations": len(cell.answers),
     }
-
-
-def ratio(rung: int, over: int) -> float | None:
-    """Of two rungs' rates."""
-    return round(STEP ** (rung - over), 3) if rung >= 0 and over >= 0 else None
 
 
 def table(rows: list[dict[str, object]], shape: dict[str, object], before: dict[str, object]) -> str:
