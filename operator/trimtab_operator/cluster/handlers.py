@@ -1,4 +1,4 @@
-"""kopf's part: watch our resources and their children, and say which service has to be looked at. Nothing else.
+"""kopf's part: watch our resources and their children, note what they show, and say which service has to be looked at.
 
 Only `on.event`, `on.startup` and `on.login` handlers are registered. kopf therefore writes no annotation, no finalizer and no
 event, and a resource never waits for this process to be deleted. Used by `main`.
@@ -7,7 +7,7 @@ event, and a resource never waits for this process to be deleted. Used by `main`
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 import kopf
@@ -16,6 +16,7 @@ from trimtab_operator import names
 from trimtab_operator.cluster import kinds
 from trimtab_operator.cluster.kube import Credentials
 from trimtab_operator.cluster.observe import Key, RunIndex
+from trimtab_operator.cluster.store import Store
 
 Json = Mapping[str, Any]
 WATCHED_CHILDREN = (*kinds.CHILDREN, kinds.POD)
@@ -29,10 +30,12 @@ def registry(
     enqueue: Callable[[Key], None],
     seen: Callable[[Key, str], None],
     index: RunIndex,
+    store: Store,
     credentials: Credentials,
     clusterwide: bool,
 ) -> kopf.OperatorRegistry:
-    """All handlers, in a registry of their own. `seen` hears each service's resource version as the watch delivers it."""
+    """All handlers, in a registry of their own. `seen` hears each service's resource version as the watch delivers it; what tells
+    nothing new (what a look has read, or what we wrote ourselves) asks for no look."""
     built = kopf.OperatorRegistry()
 
     @kopf.on.startup(registry=built)
@@ -44,10 +47,14 @@ def registry(
         return connection(credentials)
 
     @kopf.on.event(names.GROUP, names.VERSION, kinds.SERVICE.plural, registry=built)
-    async def service_event(namespace: str | None, name: str | None, meta: Json, **_: Any) -> None:
+    async def service_event(
+        namespace: str | None, name: str | None, event: Json, meta: Json, **_: Any
+    ) -> None:
         if namespace and name:
-            seen(Key(namespace, name), str(meta.get("resourceVersion")))
-            enqueue(Key(namespace, name))
+            key, version = Key(namespace, name), str(meta.get("resourceVersion"))
+            seen(key, version)
+            if event["type"] != "MODIFIED" or not store.is_own(key, version):
+                enqueue(key)
 
     @kopf.on.event(names.GROUP, names.VERSION, kinds.RUN.plural, registry=built)
     async def run_event(event: Json, body: Json, **_: Any) -> None:
@@ -55,13 +62,24 @@ def registry(
             return
         enqueue(index.drop(body) if event["type"] == "DELETED" else index.put(body))
 
-    async def child_event(namespace: str | None, meta: Json, **_: Any) -> None:
-        service = (meta.get("labels") or {}).get(names.LABEL_SERVICE)
-        if namespace and service:
-            enqueue(Key(namespace, str(service)))
+    def child_handler(kind: kinds.Kind) -> Callable[..., Coroutine[Any, Any, None]]:
+        async def child_event(namespace: str | None, event: Json, meta: Json, **_: Any) -> None:
+            service = (meta.get("labels") or {}).get(names.LABEL_SERVICE)
+            if namespace and service:
+                key = Key(namespace, str(service))
+                listed = event["type"] is None
+                if listed:
+                    store.distrust_all()
+                deleted = event["type"] == "DELETED"
+                news = store.delivered(key, kind.name, event["object"], deleted=deleted)
+                # A Deployment that we applied may carry a status that no look has seen yet.
+                if news or listed or kind is kinds.DEPLOYMENT:
+                    enqueue(key)
+
+        return child_event
 
     for kind in WATCHED_CHILDREN:
-        kopf.on.event(*_place(kind), registry=built)(child_event)
+        kopf.on.event(*_place(kind), registry=built)(child_handler(kind))
     return built
 
 
@@ -84,12 +102,27 @@ def _configure(settings: kopf.OperatorSettings, clusterwide: bool) -> None:
     # Ten minutes of an absent API server. No long pause among them: a watch must be back soon after the server is, else the
     # resync finds changes that the watch owes.
     settings.networking.error_backoffs = (1, 1, 2, 3, 5, *(8,) * 75)
+    # A worker serves one object and lingers: 50 of them take 500 objects a second in.
     settings.queueing.worker_limit = 50
-    settings.queueing.idle_timeout = 1
+    settings.queueing.idle_timeout = 0.1
     settings.queueing.exit_timeout = 2
     settings.peering.standalone = True
+    settings.persistence.diffbase_storage = _NoDifferences()
     for kind in WATCHED_CHILDREN:
         settings.watching.label_selectors[_place(kind)] = names.LABEL_SERVICE  # filtered by the server
+
+
+class _NoDifferences(kopf.DiffBaseStorage):
+    """kopf copies each object deeply at each event, to find out what changed, for kinds of handlers that we have none of."""
+
+    def build(self, *, body: kopf.Body, extra_fields: Iterable[Any] | None = None) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
+        return None
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+        raise AssertionError("no handler of ours needs a difference")
 
 
 def connection(credentials: Credentials) -> kopf.ConnectionInfo:

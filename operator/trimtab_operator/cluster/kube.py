@@ -8,6 +8,7 @@ KubeError
 ├── Conflict     409: somebody else wrote meanwhile, or the name is taken
 ├── Gone         410: a resource version that is too old
 ├── Denied       401, 403: credentials or RBAC
+│   └── NamespaceGoing   the namespace is being deleted
 ├── Refused      400, 422: the object is not allowed; asking again gives the same answer
 ├── Unavailable  no answer, 429 or 5xx, after all retries
 └── NotLeading   this process may not write (see `leadership`)
@@ -16,7 +17,6 @@ KubeError
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import random
 import threading
@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
+import msgspec
 import urllib3
 from kubernetes import client as kubernetes_client
 from kubernetes import config as kubernetes_config
@@ -73,6 +74,10 @@ class Gone(KubeError):
 
 class Denied(KubeError):
     """401 or 403."""
+
+
+class NamespaceGoing(Denied):
+    """403 because the namespace is being deleted: nothing can be made in it."""
 
 
 class Refused(KubeError):
@@ -139,6 +144,7 @@ class Kube:
         self._timeout = urllib3.Timeout(connect=min(CONNECT_TIMEOUT_S, read_timeout_s), read=read_timeout_s)
         self._in_flight = threading.BoundedSemaphore(MAX_IN_FLIGHT)
         self.last_answer_s = time.monotonic()  # of any answer, also a refusal: the server is there
+        self.last_failure_s = float("-inf")  # of no answer, or one that says that the server cannot
 
     # Reads
 
@@ -235,7 +241,7 @@ class Kube:
         if asyncio._get_running_loop() is not None:
             raise RuntimeError("the Kubernetes API must not be called in an event loop: it blocks")
         url = self._host + path + (f"?{urlencode(query)}" if query else "")
-        data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        data = None if body is None else msgspec.json.encode(body)
         what = f"{method} {path}"
         for tried in range(len(self._pauses_s) + 1):
             if method not in _READS:
@@ -272,12 +278,15 @@ class Kube:
                 )
         except urllib3.exceptions.HTTPError as error:
             self._observe(method, kind.name, 0)
+            self.last_failure_s = time.monotonic()
             return None, "Unreachable", str(error), {}, 0.0
         self.last_answer_s = time.monotonic()
         self._observe(method, kind.name, answer.status)
+        if answer.status >= 500:
+            self.last_failure_s = self.last_answer_s
         try:
-            content = json.loads(answer.data) if answer.data else {}
-        except ValueError:
+            content = msgspec.json.decode(answer.data) if answer.data else {}
+        except msgspec.DecodeError:
             content = {"message": answer.data[:200].decode(errors="replace")}
         after = answer.headers.get("Retry-After", "")
         retry_after_s = float(after) if after.isdigit() else 0.0
@@ -291,6 +300,10 @@ def _classified(what: str, status: int | None, reason: str, message: str, answer
         causes = (answer.get("details") or {}).get("causes") or []
         refused.causes = tuple((c.get("field", ""), c.get("message", "")) for c in causes)
         return refused
+    if status == 403:
+        causes = (answer.get("details") or {}).get("causes") or []
+        if any(cause.get("reason") == "NamespaceTerminating" for cause in causes):
+            return NamespaceGoing(what, status, reason, message)
     if status is None or status in _RETRIED or status >= 500:
         return Unavailable(what, status, reason, message)
     return kinds.get(status, KubeError)(what, status, reason, message)

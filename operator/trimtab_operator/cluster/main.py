@@ -32,6 +32,7 @@ from trimtab_operator.cluster.observe import Key, Observer, RunIndex
 from trimtab_operator.cluster.reconcile import Reconciler
 from trimtab_operator.cluster.resync import Resync
 from trimtab_operator.cluster.slo import SloWatch
+from trimtab_operator.cluster.store import Store
 from trimtab_operator.cluster.worker import Workers, WorkQueue
 from trimtab_operator.errors import OperatorError
 from trimtab_operator.plan.cluster import Settings
@@ -139,8 +140,9 @@ class Operator:
         self._kube = Kube(credentials.configuration, guard=guard, observe=self.metrics.request)
         self._queue: WorkQueue[Key] = WorkQueue()
         self._index = RunIndex()
+        self._store = Store()
         self._resync = Resync(
-            self._plain, namespaces, self._index, self._queue.add, arguments.resync,
+            self._plain, namespaces, self._index, self._look_anew, arguments.resync,
             on_done=lambda: self.metrics.last_resync.set(time.time()),
         )  # fmt: skip
         self._slo: SloWatch | None = None
@@ -188,7 +190,8 @@ class Operator:
         age_s = time.monotonic() - self._resync.last_s
         if age_s > 3 * self._arguments.resync + 60:
             return f"services were last listed {age_s:.0f} s ago"
-        return self._resync.dead_watch()
+        failed_s = max(self._plain.last_failure_s, self._kube.last_failure_s)
+        return self._resync.dead_watch() or self._store.dead_watch(failed_s)
 
     def not_ready(self) -> str | None:
         """Why no service is looked at; a follower is ready, since it can take over."""
@@ -236,7 +239,7 @@ class Operator:
 
     def _start_workers(self, engines: Engines) -> None:
         recorder = Recorder(self._kube, self._arguments.identity)
-        observer = Observer(self._kube, engines, self._index)
+        observer = Observer(self._kube, engines, self._index, self._store)
         reconciler = Reconciler(
             self._kube, engines, observer, self._settings, recorder, self.metrics, self._slo
         )
@@ -261,8 +264,9 @@ class Operator:
         """kopf, and a look at the threads once a second → exit status."""
         stop, ready = asyncio.Event(), asyncio.Event()
         registry = handlers.registry(
-            self._enqueue, self._resync.delivered, self._index, self._credentials, self._namespaces is None
-        )
+            self._enqueue, self._resync.delivered, self._index, self._store, self._credentials,
+            self._namespaces is None,
+        )  # fmt: skip
         watching = asyncio.create_task(
             kopf.operator(
                 registry=registry,
@@ -296,6 +300,11 @@ class Operator:
     def _enqueue(self, key: Key) -> None:
         self.metrics.event()
         self._queue.add(key)
+
+    def _look_anew(self, key: Key, delay_s: float) -> None:
+        """The resync's look: nothing that a watch has said counts."""
+        self._store.distrust(key)
+        self._queue.add(key, delay_s)
 
     def _announce(self) -> None:
         where = f"http://127.0.0.1:{self._health.port}"

@@ -1,15 +1,16 @@
-"""Reads everything about one service, fresh: its resource, children, pods, runs, and what its engines say of themselves.
+"""Gathers everything about one service: its resource, children, pods, runs, and what its engines say of themselves.
 
-Used by `reconcile`. Nothing is taken from a cache or from the event that asked for the look: events only say that something
-happened, and may be late or lost.
+Used by `reconcile`. The resource, its runs and the engines are asked each time. Children and pods come from `store` when nothing
+speaks against it; the first look at a service, each resync's, and whatever is about to be written are read fresh.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
 from trimtab_operator import names
 from trimtab_operator.api import InferenceService, InvalidRun, TuningRun, read_run
@@ -17,6 +18,7 @@ from trimtab_operator.api.status import ServiceStatus
 from trimtab_operator.cluster import kinds
 from trimtab_operator.cluster.engines import Engines
 from trimtab_operator.cluster.kube import Kube
+from trimtab_operator.cluster.store import Key, ObjectKey, Store
 from trimtab_operator.errors import InvalidResource
 from trimtab_operator.plan import children, pods
 from trimtab_operator.plan.cluster import Observed
@@ -24,14 +26,7 @@ from trimtab_operator.plan.cluster import Observed
 Json = dict[str, Any]
 
 
-class Key(NamedTuple):
-    """A service's place."""
-
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
+__all__ = ["Key", "Observer", "RunIndex", "previous_status"]
 
 
 class RunIndex:
@@ -76,10 +71,11 @@ class RunIndex:
 class Observer:
     """See the module."""
 
-    def __init__(self, kube: Kube, engines: Engines, index: RunIndex) -> None:
+    def __init__(self, kube: Kube, engines: Engines, index: RunIndex, store: Store | None = None) -> None:
         self._kube = kube
         self._engines = engines
         self._index = index
+        self.store = store or Store()
 
     def resource(self, key: Key) -> Json | None:
         """The InferenceService as it is now."""
@@ -95,15 +91,16 @@ class Observer:
         service: InferenceService,
         previous: ServiceStatus,
         refusals: Mapping[str, tuple[int, str]],
-    ) -> Observed:
-        """`refusals` by pod UID: what engines have refused before."""
+    ) -> tuple[Observed, bool]:
+        """→ what there is, and whether all of it was read fresh. `refusals` by pod UID: what engines have refused before."""
         key = Key(service.namespace, service.name)
-        live: dict[children.Key, Json] = {}
-        for kind, name in children.possible(service.name):
-            found = self._kube.get(kinds.BY_NAME[kind], key.namespace, name)
-            if found is not None:
-                live[(kind, name)] = found
-        listed = self._kube.list(kinds.POD, key.namespace, names.selector(service.name))
+        mark = self.store.begin(key)
+        objects = self.store.all(key)
+        fresh = objects is None
+        if objects is None:
+            objects = self._read_all(key)
+            self.store.fill(key, mark, objects.values())
+        listed = [item for (kind, _), item in objects.items() if kind == kinds.POD.name]
         reachable = {pod["metadata"]["name"]: pod for pod in listed if pods.admin_reachable(pod)}
         by_name = {
             pod["metadata"]["name"]: refusals[pod["metadata"]["uid"]]
@@ -111,16 +108,40 @@ class Observer:
             if pod["metadata"]["uid"] in refusals
         }
         runs = self.runs(key)
-        return Observed(
+        observed = Observed(
             service=service,
             previous=previous,
-            children=live,
+            children={name: objects[name] for name in children.possible(service.name) if name in objects},
             pods=tuple(listed),
             runs=tuple(run for run in runs if isinstance(run, TuningRun)),
             invalid_runs=tuple(run for run in runs if isinstance(run, InvalidRun)),
             read_backs=self._engines.read_backs(reachable),
             refusals=by_name,
         )
+        return observed, fresh
+
+    def again(self, observed: Observed, stale: Collection[ObjectKey]) -> Observed:
+        """The same with these children read fresh."""
+        key = Key(observed.service.namespace, observed.service.name)
+        live = dict(observed.children)
+        for kind, name in stale:
+            mark = self.store.mark()
+            found = self._kube.get(kinds.BY_NAME[kind], key.namespace, name)
+            self.store.read(key, mark, (kind, name), found)
+            live.pop((kind, name), None)
+            if found is not None:
+                live[(kind, name)] = found
+        return replace(observed, children=live)
+
+    def _read_all(self, key: Key) -> dict[ObjectKey, Json]:
+        found: dict[ObjectKey, Json] = {}
+        for kind, name in children.possible(key.name):
+            item = self._kube.get(kinds.BY_NAME[kind], key.namespace, name)
+            if item is not None:
+                found[(kind, name)] = item
+        for pod in self._kube.list(kinds.POD, key.namespace, names.selector(key.name)):
+            found[(kinds.POD.name, pod["metadata"]["name"])] = pod
+        return found
 
 
 def previous_status(resource: Mapping[str, Any]) -> ServiceStatus:

@@ -19,7 +19,7 @@ from trimtab_operator.api.status import ServiceStatus
 from trimtab_operator.cluster import kinds
 from trimtab_operator.cluster.engines import EngineRefused, Engines, EngineUnreachable
 from trimtab_operator.cluster.events import Recorder
-from trimtab_operator.cluster.kube import Conflict, Denied, Kube, NotFound, Refused
+from trimtab_operator.cluster.kube import Conflict, Denied, Kube, NamespaceGoing, NotFound, Refused
 from trimtab_operator.cluster.metrics import OperatorMetrics
 from trimtab_operator.cluster.observe import Key, Observer, previous_status
 from trimtab_operator.cluster.slo import SloWatch
@@ -55,6 +55,7 @@ class Reconciler:
         self._kube = kube
         self._engines = engines
         self._observer = observer
+        self._store = observer.store
         self._settings = settings
         self._recorder = recorder
         self._metrics = metrics
@@ -87,16 +88,14 @@ class Reconciler:
         self, key: Key, service: InferenceService, resource: Json, previous: ServiceStatus
     ) -> float | None:
         refusals = self._refusals.setdefault(key, {})
-        observed = self._observer.everything(service, previous, refusals)
-        if self._slo is not None:
-            observed = replace(observed, slo=self._slo.about(key, service.spec.slo))
-        now = self._now()
-        decision = cluster.decide(observed, self._settings, now, pods.rfc3339(now))
+        observed, decision = self._decide(service, previous, refusals)
         if decision.changes.taken:
             self._stop(service, resource, previous, decision.changes.taken, names.NAME_TAKEN)
             return NAME_RETRY_S
         try:
-            self._change_children(service, observed, decision)
+            self._change_children(key, observed, decision)
+        except NamespaceGoing:
+            return None  # all of it is being deleted, and nothing may be made there any more
         except Refused as error:
             self._stop(service, resource, previous, _findings(error), names.INVALID_SPEC)
             return None
@@ -105,6 +104,8 @@ class Reconciler:
             self._stop(service, resource, previous, findings, names.API_DENIED)
             return NAME_RETRY_S
         observed, retry = self._talk(key, observed, decision)
+        if retry:
+            self._store.distrust(key)  # a pod that does not answer may be gone
         now = self._now()
         conclusion = cluster.conclude(observed, decision, now, pods.rfc3339(now))
         happened = transitions(previous, conclusion.status)
@@ -123,18 +124,37 @@ class Reconciler:
         soon += [ENGINE_RETRY_S] if retry else []
         return max(0.0, min(soon)) if soon else None
 
+    def _decide(
+        self,
+        service: InferenceService,
+        previous: ServiceStatus,
+        refusals: Mapping[str, tuple[int, str]],
+    ) -> tuple[cluster.Observed, cluster.Decision]:
+        """Nothing is changed by what a watch once said: the children concerned are read again, and all is decided again."""
+        observed, fresh = self._observer.everything(service, previous, refusals)
+        if self._slo is not None:
+            key = Key(service.namespace, service.name)
+            observed = replace(observed, slo=self._slo.about(key, service.spec.slo))
+        read: set[tuple[str, str]] = set()
+        while True:
+            now = self._now()
+            decision = cluster.decide(observed, self._settings, now, pods.rfc3339(now))
+            stale = decision.concerns(service.name) - read
+            if fresh or not stale:
+                return observed, decision
+            observed = self._observer.again(observed, stale)
+            read |= stale
+
     # Acting
 
-    def _change_children(
-        self, service: InferenceService, observed: cluster.Observed, decision: cluster.Decision
-    ) -> None:
+    def _change_children(self, key: Key, observed: cluster.Observed, decision: cluster.Decision) -> None:
         for manifest, path in zip(decision.changes.apply, decision.changes.drifted, strict=True):
             kind, name = manifest["kind"], manifest["metadata"]["name"]
-            self._apply(manifest, observed.child(kind, name))
+            self._store.wrote(key, self._apply(manifest, observed.child(kind, name)))
             logger.info(
                 "applied",
                 extra={
-                    "service": f"{service.namespace}/{service.name}",
+                    "service": str(key),
                     "child": f"{kind}/{name}",
                     "path": path,
                 },
@@ -148,11 +168,11 @@ class Reconciler:
             except Conflict:
                 continue  # another object under that name by now; the next look judges it
 
-    def _apply(self, manifest: Json, live: Mapping[str, Any] | None) -> None:
+    def _apply(self, manifest: Json, live: Mapping[str, Any] | None) -> Json:
         """Apply one child. A field that somebody added can forbid ours beside it (a budget has one of two limits): where nothing
         hangs on the object itself, it is made anew."""
         try:
-            self._kube.apply(manifest)
+            return self._kube.apply(manifest)
         except Refused:
             if live is None or manifest["kind"] not in _MADE_ANEW:
                 raise
@@ -160,7 +180,7 @@ class Reconciler:
             self._kube.delete(
                 kinds.BY_NAME[live["kind"]], metadata["namespace"], metadata["name"], metadata["uid"]
             )
-            self._kube.apply(manifest)
+            return self._kube.apply(manifest)
 
     def _talk(
         self, key: Key, observed: cluster.Observed, decision: cluster.Decision
@@ -196,6 +216,7 @@ class Reconciler:
 
     def _forget(self, key: Key) -> None:
         self._refusals.pop(key, None)
+        self._store.forget(key)
         self._metrics.forget(key)
         if self._slo is not None:
             self._slo.forget(key)
@@ -230,13 +251,16 @@ class Reconciler:
     def _write(
         self, service: InferenceService, resource: Json, status: ServiceStatus, happened: list[Happening]
     ) -> None:
-        self._metrics.status(Key(service.namespace, service.name), status)
+        key = Key(service.namespace, service.name)
+        self._metrics.status(key, status)
         wanted = status.to_json()
         if wanted != (resource.get("status") or {}):
             try:
-                self._kube.apply_status(kinds.SERVICE, service.namespace, service.name, wanted)
+                answer = self._kube.apply_status(kinds.SERVICE, service.namespace, service.name, wanted)
             except NotFound:
                 return  # deleted meanwhile
+            if _same_but_status(answer, resource):
+                self._store.wrote_status(key, answer["metadata"]["resourceVersion"])
         for happening in happened:
             self._recorder.record(resource, happening)
 
@@ -264,6 +288,16 @@ class Reconciler:
         except NotFound:
             return False
         return True
+
+
+def _same_but_status(one: Json, other: Json) -> bool:
+    """Whether nobody changed anything else meanwhile; an edit must not pass for our own write."""
+    unlike = ("resourceVersion", "managedFields")
+    return one.get("spec") == other.get("spec") and all(
+        one["metadata"].get(name) == other["metadata"].get(name)
+        for name in {*one["metadata"], *other["metadata"]}
+        if name not in unlike
+    )
 
 
 def _findings(error: Refused) -> tuple[Finding, ...]:

@@ -76,6 +76,16 @@ class Decision:
     taken_run: TuningRun | None  # its result was taken now
     refusal: str | None  # why the acting run's candidate, or the taken run's result, is not carried out
 
+    def concerns(self, service: str) -> set[children.Key]:
+        """Children whose state this rests on; when it changes nothing, none."""
+        if self.changes.taken or self.changes.waiting:
+            return set(children.possible(service))
+        touched = {
+            (item["kind"], item["metadata"]["name"]) for item in (*self.changes.apply, *self.changes.delete)
+        }
+        # What engines are told has its number from there.
+        return touched | ({("ConfigMap", names.live_config_map(service))} if self.calls else set())
+
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:

@@ -20,12 +20,13 @@ from trimtab_operator.api.status import Resolved
 from trimtab_operator.cluster import kinds, tokens
 from trimtab_operator.cluster.engines import Engines
 from trimtab_operator.cluster.events import BURST, REPEAT_AFTER_S, Recorder
-from trimtab_operator.cluster.kube import Kube, NotLeading, Refused
+from trimtab_operator.cluster.kube import Kube, NotLeading, Refused, load_credentials
 from trimtab_operator.cluster.leadership import LEASE_S, SAFE_S, Leadership
 from trimtab_operator.cluster.metrics import OperatorMetrics
 from trimtab_operator.cluster.observe import Key, Observer, RunIndex
 from trimtab_operator.cluster.reconcile import Reconciler
 from trimtab_operator.cluster.resync import WATCH_GRACE_S, Resync
+from trimtab_operator.cluster.store import Store
 from trimtab_operator.plan.cluster import Settings
 from trimtab_operator.plan.events import Happening
 
@@ -291,3 +292,117 @@ def test_a_second_reconcile_writes_nothing(
     assert after == before
     [made] = kube.list(kinds.SERVICE, namespace)
     assert set(made["metadata"]) & {"annotations", "finalizers"} == set()
+
+
+# What is read, and when
+
+
+class Looks:
+    """A reconciler for one service, what it asks the API server, and the store that it goes by."""
+
+    def __init__(self, api: KubeApi, namespace: str) -> None:
+        signer = tokens.Signer.new()
+        engines = Engines(signer)
+        self.asked: list[tuple[str, str]] = []
+        kube = Kube(
+            load_credentials(str(api.kubeconfig)).configuration,
+            observe=lambda verb, kind, _status: self.asked.append((verb, kind)),
+        )
+        self.store = Store()
+        self.key = Key(namespace, "chat")
+        self._reconciler = Reconciler(
+            kube, engines, Observer(kube, engines, RunIndex(), self.store),
+            Settings(Resolved(image="engine:1"), signer.public_pem), Recorder(kube, "test"), OperatorMetrics(),
+        )  # fmt: skip
+
+    def look(self) -> list[tuple[str, str]]:
+        """One look → what was asked for it."""
+        self.asked.clear()
+        self._reconciler.reconcile(self.key)
+        return list(self.asked)
+
+    def watch_says_gone(self, live: Json) -> None:
+        """A deletion that never happened, or long ago."""
+        later = str(int(live["metadata"]["resourceVersion"]) + 1)
+        shown = {**live, "metadata": {**live["metadata"], "resourceVersion": later}}
+        self.store.delivered(self.key, live["kind"], shown, deleted=True)
+
+
+@pytest.fixture
+def looks(api: KubeApi, kube: Kube, namespace: str) -> Looks:
+    """A service that was looked at and is at rest."""
+    service(kube, namespace)
+    made = Looks(api, namespace)
+    made.look()
+    return made
+
+
+def test_a_look_that_finds_nothing_to_do_asks_for_the_service_alone(looks: Looks) -> None:
+    assert looks.look() == [("GET", "InferenceService")]
+    looks.store.distrust(looks.key)
+    fresh = looks.look()
+    assert {kind for _, kind in fresh} >= {kind.name for kind in kinds.CHILDREN}
+    assert {verb for verb, _ in fresh} == {"GET"}
+
+
+def test_nothing_is_written_because_a_watch_said_so(looks: Looks, kube: Kube, namespace: str) -> None:
+    live = kube.get(kinds.CONFIG_MAP, namespace, names.live_config_map("chat"))
+    assert live is not None
+    looks.watch_says_gone(live)
+    assert looks.look() == [("GET", "InferenceService"), ("GET", "ConfigMap")]
+    assert kube.get(kinds.CONFIG_MAP, namespace, names.live_config_map("chat")) == live
+
+
+def test_a_name_that_somebody_took_meanwhile_is_not_taken_over(
+    looks: Looks, kube: Kube, namespace: str
+) -> None:
+    ours = kube.get(kinds.CLUSTER_SERVICE, namespace, "chat")
+    assert ours is not None
+    kube.delete(kinds.CLUSTER_SERVICE, namespace, "chat", ours["metadata"]["uid"])
+    theirs = kube.create({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "chat", "namespace": namespace},
+                          "spec": {"ports": [{"port": 1}]}})  # fmt: skip
+    looks.watch_says_gone(ours)  # and no watch shows theirs: it has not our label
+    looks.look()
+    assert kube.get(kinds.CLUSTER_SERVICE, namespace, "chat") == theirs
+    found = kube.get(kinds.SERVICE, namespace, "chat")
+    assert found is not None
+    stalled = next(c for c in found["status"]["conditions"] if c["type"] == "Stalled")
+    assert stalled["reason"] == names.NAME_TAKEN
+
+
+def test_an_edit_during_a_look_does_not_pass_for_our_own_status_write(
+    looks: Looks, kube: Kube, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version() -> str:
+        found = kube.get(kinds.SERVICE, namespace, "chat")
+        assert found is not None
+        return str(found["metadata"]["resourceVersion"])
+
+    kube.merge(kinds.SERVICE, namespace, "chat", {"spec": {"replicas": 2}})
+    looks.look()
+    assert looks.store.is_own(looks.key, version()), "nobody else wrote"
+    kube.merge(kinds.SERVICE, namespace, "chat", {"spec": {"replicas": 3}})
+    plain = Kube.apply_status
+
+    def edited_before(self: Kube, *arguments: Any, **options: Any) -> Json:
+        kube.merge(kinds.SERVICE, namespace, "chat", {"metadata": {"annotations": {"by": "a person"}}})
+        return plain(self, *arguments, **options)
+
+    monkeypatch.setattr(Kube, "apply_status", edited_before)
+    looks.look()
+    assert not looks.store.is_own(looks.key, version())
+
+
+def test_in_a_namespace_that_is_going_nothing_is_made_and_nothing_complained_of(
+    looks: Looks, kube: Kube, namespace: str
+) -> None:
+    found = kube.get(kinds.NAMESPACE, None, namespace)
+    assert found is not None
+    kube.delete(kinds.NAMESPACE, namespace, namespace, found["metadata"]["uid"])
+    live = kube.get(kinds.CLUSTER_SERVICE, namespace, "chat")
+    assert live is not None
+    kube.delete(kinds.CLUSTER_SERVICE, namespace, "chat", live["metadata"]["uid"])
+    before = kube.get(kinds.SERVICE, namespace, "chat")
+    looks.store.distrust(looks.key)
+    assert [kind for verb, kind in looks.look() if verb != "GET"] == ["Service"], "tried once, then given up"
+    assert kube.get(kinds.SERVICE, namespace, "chat") == before

@@ -1,0 +1,162 @@
+"""What was last seen of a service: newer wins, whatever the source, and what was deleted does not come back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trimtab_operator import names
+from trimtab_operator.cluster.store import WATCH_GRACE_S, Key, Store
+
+Json = dict[str, Any]
+KEY = Key("team", "chat")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(clock: Clock) -> Store:
+    """One that has read everything of the service: nothing."""
+    made = Store(clock)
+    made.fill(KEY, made.begin(KEY), [])
+    return made
+
+
+def item(
+    version: int, name: str = "chat", kind: str = "ConfigMap", *, mine: bool = True, **content: Any
+) -> Json:
+    labels = {names.LABEL_SERVICE: "chat"} if mine else {}
+    metadata = {
+        "name": name,
+        "resourceVersion": str(version),
+        "labels": labels,
+        "managedFields": [{"manager": "x"}],
+    }
+    return {"apiVersion": "v1", "kind": kind, "metadata": metadata, **content}
+
+
+def versions(store: Store) -> dict[str, int]:
+    return {name: int(o["metadata"]["resourceVersion"]) for (_, name), o in (store.all(KEY) or {}).items()}
+
+
+def delivered(store: Store, shown: Json, *, deleted: bool = False) -> bool:
+    return store.delivered(KEY, shown["kind"], shown, deleted=deleted)
+
+
+def test_a_service_that_nobody_has_looked_at_has_to_be_read(store: Store) -> None:
+    other = Key("team", "other")
+    assert store.delivered(other, "ConfigMap", item(3), deleted=False)
+    assert store.all(other) is None
+    mark = store.begin(other)
+    assert store.all(other) is None
+    store.fill(other, mark, [item(3)])
+    assert store.all(other) is not None
+    store.distrust(other)
+    assert store.all(other) is None
+    store.forget(KEY)
+    assert store.all(KEY) is None
+
+
+def test_an_older_state_never_replaces_a_newer_one(store: Store) -> None:
+    mark = store.begin(KEY)
+    assert delivered(store, item(10))
+    assert not delivered(store, item(9))
+    store.read(KEY, mark, ("ConfigMap", "chat"), item(8))
+    store.wrote(KEY, item(7))
+    store.fill(KEY, mark, [item(6)])
+    assert versions(store) == {"chat": 10}
+    store.wrote(KEY, item(11))
+    assert versions(store) == {"chat": 11}
+
+
+def test_what_we_wrote_or_read_ourselves_is_no_news(store: Store) -> None:
+    store.wrote(KEY, item(5))
+    assert not delivered(store, item(5))
+    assert delivered(store, item(6))
+    mark = store.begin(KEY)
+    store.read(KEY, mark, ("ConfigMap", "chat"), item(7))
+    assert not delivered(store, item(7))
+
+
+def test_an_answer_from_before_a_deletion_brings_nothing_back(store: Store) -> None:
+    delivered(store, item(5))
+    mark = store.begin(KEY)
+    assert delivered(store, item(8), deleted=True)
+    store.read(KEY, mark, ("ConfigMap", "chat"), item(5))
+    store.wrote(KEY, item(7))
+    store.fill(KEY, mark, [item(5)])
+    assert versions(store) == {}
+    assert delivered(store, item(9)), "made anew under the same name"
+    assert versions(store) == {"chat": 9}
+
+
+def test_what_a_list_lacks_is_gone_unless_it_came_after_the_list_was_asked_for(store: Store) -> None:
+    delivered(store, item(5, "old", "Pod"))
+    mark = store.begin(KEY)
+    delivered(store, item(9, "new", "Pod"))
+    store.fill(KEY, mark, [item(6, "listed", "Pod")])
+    assert versions(store) == {"new": 9, "listed": 6}
+    mark = store.mark()
+    store.read(KEY, mark, ("Pod", "new"), None)
+    assert versions(store) == {"listed": 6}
+
+
+def test_objects_come_back_whole_but_for_managed_fields(store: Store) -> None:
+    delivered(store, item(5, data={"live.json": "{}"}))
+    [(name, found)] = (store.all(KEY) or {}).items()
+    assert name == ("ConfigMap", "chat")
+    expected = item(5, data={"live.json": "{}"})
+    del expected["metadata"]["managedFields"]
+    assert found == expected
+
+
+def test_only_the_very_state_of_our_status_write_counts_as_our_own(store: Store) -> None:
+    assert not store.is_own(KEY, "5")
+    store.wrote_status(KEY, "5")
+    assert store.is_own(KEY, "5")
+    assert not store.is_own(KEY, "6")
+    store.forget(KEY)
+    assert not store.is_own(KEY, "5")
+
+
+def test_a_watch_that_owes_an_object_for_long_is_dead_and_a_late_one_is_not(
+    store: Store, clock: Clock
+) -> None:
+    store.wrote(KEY, item(5))
+    store.wrote(KEY, item(6, "theirs", mine=False))  # without our label no watch shows it
+    assert store.dead_watch() is None
+    clock.now += WATCH_GRACE_S + 1
+    assert "ConfigMap team/chat at resource version 5" in (store.dead_watch() or "")
+    assert store.dead_watch(failed_s=clock.now - WATCH_GRACE_S / 2) is None, "the API server was away"
+    delivered(store, item(4))
+    assert store.dead_watch() is not None, "an older state does not show that it lives"
+    delivered(store, item(5))
+    assert store.dead_watch() is None
+    store.wrote(KEY, item(9))
+    clock.now += WATCH_GRACE_S + 1
+    delivered(store, item(10), deleted=True)
+    assert store.dead_watch() is None
+
+
+def test_after_a_watch_began_anew_every_service_is_read_again(store: Store) -> None:
+    other = Key("team", "other")
+    during = store.begin(other)
+    delivered(store, item(5, "ghost", "Pod"))
+    store.distrust_all()
+    store.fill(other, during, [])
+    assert store.all(KEY) is None
+    assert store.all(other) is None, "it was read before"
+    store.fill(KEY, store.begin(KEY), [])
+    assert store.all(KEY) == {}
