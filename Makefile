@@ -39,4 +39,4 @@ format: ## Rewrite the code into house format
 
 bench: ## Run one benchmark: make bench NAME=schedule_cost
 	@[ -f "benchmarks/$(NAME).py" ] || { echo "NAME must be one of: $$(ls benchmarks/*.py | xargs -n1 basename -s .py | tr '\n' ' ')" >&2; exit 2; }
-	@bin=$(BIN) && PYTHONPATH=benchmarks exec "$$bin/python" "benchmarks/$(NAME).py" $(ARGS)
+	@bin=$(BIN) && PYTHONPATH=benchmarks:tests exec "$$bin/python" "benchmarks/$(NAME).py" $(ARGS)

@@ -105,10 +105,12 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def start(folder: Path, nodes: Sequence[NodeOptions] = DEFAULT_NODES) -> Iterator[Cluster]:
+def start(
+    folder: Path, nodes: Sequence[NodeOptions] = DEFAULT_NODES, apiserver: Sequence[str] = ()
+) -> Iterator[Cluster]:
     """A cluster until the block ends; all its files lie in `folder`, its data in memory. Raises Unavailable.
 
-    nodes: one of them has the name PROXY_NODE.
+    nodes: one of them has the name PROXY_NODE; apiserver: further flags of kube-apiserver.
     """
     assert any(options.name == PROXY_NODE for options in nodes), f"kube-proxy needs a node {PROXY_NODE}"
     programs = binaries.find_or_build()
@@ -117,10 +119,10 @@ def start(folder: Path, nodes: Sequence[NodeOptions] = DEFAULT_NODES) -> Iterato
     data.mkdir(parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "none", str(data)], check=True)
     (data / "pods").mkdir()
-    control_plane = ControlPlane(programs, folder)
-    control_plane.start()
+    control_plane = ControlPlane(programs, folder, apiserver)
     cluster = Cluster(control_plane, programs, folder)
     try:
+        control_plane.start()
         for options in nodes:
             cluster.add_node(options)
         for options in nodes:
@@ -129,6 +131,7 @@ def start(folder: Path, nodes: Sequence[NodeOptions] = DEFAULT_NODES) -> Iterato
         yield cluster
     finally:
         cluster.stop()
+        subprocess.run(["umount", "--lazy", str(data)], check=False)  # so that the folder can be deleted
 
 
 def existing() -> Kubectl | None:

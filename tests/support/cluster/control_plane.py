@@ -43,9 +43,10 @@ _CONTROLLERS = (
 class ControlPlane:
     """The five programs of one cluster. `start`, `start_proxy` when there is a node, `stop`; once each."""
 
-    def __init__(self, binaries: Path, folder: Path) -> None:
-        """binaries: folder of the programs; folder: for certificates, logs, kubeconfig (data on `folder/data`)."""
+    def __init__(self, binaries: Path, folder: Path, apiserver: Sequence[str] = ()) -> None:
+        """binaries: folder of the programs; folder: for certificates, logs, kubeconfig (data on `folder/data`); apiserver: further flags."""
         self._binaries = binaries
+        self._apiserver_flags = tuple(apiserver)
         self._folder = folder
         self._children: list[Child] = []
         self.pki = folder / "pki"
@@ -221,4 +222,5 @@ class ControlPlane:
             "--requestheader-extra-headers-prefix=X-Remote-Extra-",
             f"--proxy-client-cert-file={pki / 'front-proxy.crt'}",
             f"--proxy-client-key-file={pki / 'front-proxy.key'}",
+            *self._apiserver_flags,
         ]
