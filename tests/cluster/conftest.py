@@ -6,6 +6,7 @@ again inside (`support.cluster.namespace`), since pods and Services answer there
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -75,8 +76,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Itera
     """A cluster of ours, with nodes node-a and node-b of two GPUs each. Its nodes and programs may be broken, if mended."""
     if existing() is not None:
         pytest.skip("this test breaks parts of a cluster, and so needs one of its own, not an existing one")
-    content = ("--content", str(tiny_model))  # every image holds it
-    nodes = [NodeOptions(name, arguments=content) for name in ("node-a", "node-b")]
+    dies = json.dumps([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
+    arguments = (
+        "--content",
+        str(tiny_model),
+        "--image",
+        f"trimtab-crash={dies}",
+    )  # every image holds the model
+    nodes = [NodeOptions(name, arguments=arguments) for name in ("node-a", "node-b")]
     with start(tmp_path_factory.mktemp("cluster"), nodes) as running:
         yield running
 

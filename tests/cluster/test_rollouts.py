@@ -275,7 +275,7 @@ def test_an_image_that_is_not_there_stalls_and_the_right_one_goes_on_without_a_f
     ("container", "spec", "reason", "word"),
     [
         pytest.param({}, {"model": {"uri": "file:///models/none"}}, "ModelLoadFailed", "/models/none", id="model"),
-        pytest.param({"command": ["sh", "-c", "kill -9 $$"]}, {}, "EngineCrashed", "signal 9", id="crash"),
+        pytest.param({}, {"engine": {"image": "trimtab-crash:1"}}, "EngineCrashed", "signal 9", id="crash"),
         pytest.param({"resources": {"limits": {GPU: 3}}}, {}, "InsufficientGPU", f"Insufficient {GPU}", id="GPU"),
     ],
 )  # fmt: skip
@@ -292,7 +292,8 @@ def test_a_rollout_that_cannot_finish_says_why_and_goes_back_when_the_spec_is_me
         patch(pair, rollout={"progressDeadline": "10s"}, podTemplate=changed, **spec)
         wait_stalled(pair, reason, word, before)
         load.wait_served()
-        patch(pair, rollout={"progressDeadline": "10m"}, podTemplate=good["podTemplate"], model=good["model"])
+        patch(pair, rollout={"progressDeadline": "10m"}, podTemplate=good["podTemplate"], model=good["model"],
+              engine={"image": good["engine"].get("image")})  # fmt: skip
         after = uids(wait_settled(pair, 1))
         load.wait_served()
     check_nothing_failed(load)

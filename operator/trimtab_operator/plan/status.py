@@ -112,7 +112,7 @@ def _conditions(service: InferenceService, rollout: RolloutStatus, facts: Facts)
             names.AVAILABLE,
             served,
             names.ENDPOINTS_READY if served else quiet,
-            f"{rollout.available} replicas can serve now",
+            f"{rollout.available} replica{'' if rollout.available == 1 else 's'} can serve now",
         ),
         condition(
             names.RECONCILING,
