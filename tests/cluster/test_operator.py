@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,6 @@ from typing import Any
 import httpx
 import pytest
 
-from support.cluster.cluster import Cluster
 from support.cluster.kubectl import Kubectl
 from support.cluster.story import (
     CHILDREN,
@@ -27,7 +25,7 @@ from support.cluster.story import (
     wait_ready,
     wait_until,
 )
-from support.cluster_operator import OperatorProcess, operator
+from support.cluster_operator import OperatorProcess
 
 Json = dict[str, Any]
 
@@ -92,28 +90,6 @@ def test_a_candidate_is_carried_out_renewed_and_ended_with_its_run(
     assert wait_until(lambda: budgets(running, kubectl) == [512]) < 10
 
 
-def test_children_that_somebody_edits_or_deletes_come_back(
-    kubectl: Kubectl, running: OperatorProcess, model: Path
-) -> None:
-    kubectl.apply(service(model, replicas=2))
-    kubectl.wait_for(
-        "accepted", "infsvc", "chat", condition=lambda r: condition(r, "Ready")["status"] == "False"
-    )
-    kubectl("delete", "service", "chat")
-    kubectl("delete", "networkpolicy", "chat-engine")
-    kubectl("scale", "deployment", "chat-engine", "--replicas=0")
-    kubectl("patch", "configmap", "chat-live", "--type=merge", "-p", '{"data": {"live.json": "nonsense"}}')
-    wait_until(lambda: {"chat"} <= {s["metadata"]["name"] for s in kubectl.items("services")})
-    wait_until(lambda: len(kubectl.items("networkpolicies")) == 1)
-    kubectl.wait_for("two again", "deployment", "chat-engine", condition=lambda d: d["spec"]["replicas"] == 2)
-    kubectl.wait_for(
-        "mended", "configmap", "chat-live", condition=lambda c: c["data"]["live.json"].startswith("{")
-    )
-    kubectl("scale", "infsvc", "chat", "--replicas=1")
-    kubectl.wait_for("one", "deployment", "chat-engine", condition=lambda d: d["spec"]["replicas"] == 1)
-    wait_until(lambda: kubectl.items("poddisruptionbudgets") == [])
-
-
 @pytest.mark.parametrize(
     ("change", "reason", "word"),
     [
@@ -155,52 +131,6 @@ def test_a_name_that_somebody_else_holds_is_left_alone(
     assert "Service/chat" in condition(found, "Stalled")["message"]
     assert kubectl.get("service", "chat") == before
     assert kubectl.items("deployments") == []
-
-
-def test_an_operator_that_dies_in_a_lease_leaves_no_candidate_and_pods_serve_on(
-    kubectl: Kubectl, cluster: Cluster, model: Path, tmp_path: Path, running: OperatorProcess
-) -> None:
-    # `running` serves all namespaces, so it is the one that dies, and is started again for the tests that follow.
-    kubectl.apply(service(model, tuning=TUNABLE))
-    wait_ready(kubectl)
-    start_run(kubectl, 128, 110)
-    wait_until(lambda: budgets(running, kubectl) == [128])
-    running.stop(signal.SIGKILL)
-    try:
-        address = kubectl.get("service", "chat")["spec"]["clusterIP"]
-        assert httpx.get(f"http://{address}:8000/v1/models").status_code == 200
-        wait_until(lambda: budgets(running, kubectl) == [512], timeout_s=35)
-    finally:
-        running.start()
-    # The next life goes on with the run, under a number that no engine has seen.
-    wait_until(lambda: budgets(running, kubectl) == [128])
-    [pod] = engines(kubectl)
-    assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
-
-
-def test_of_two_operators_one_writes_and_the_other_takes_over(
-    kubectl: Kubectl, running: OperatorProcess, cluster: Cluster, model: Path, tmp_path: Path
-) -> None:
-    with operator(
-        cluster.kubeconfig, running.folder, "second", "--all-namespaces", "--operator-namespace", "default"
-    ) as second:
-        assert (running.metric("trimtab_operator_leading"), second.metric("trimtab_operator_leading")) == (
-            1,
-            0,
-        )
-        running.stop(signal.SIGKILL)
-        try:
-            wait_until(lambda: second.metric("trimtab_operator_leading") == 1, timeout_s=40)
-            kubectl.apply(service(model))
-            kubectl.wait_for(
-                "accepted", "infsvc", "chat", condition=lambda r: condition(r, "Ready")["status"] == "False"
-            )
-            assert second.stop() == 0
-        finally:
-            running.start()
-        assert wait_until(lambda: running.metric("trimtab_operator_leading") == 1) < 12, (
-            "handed over, not waited for"
-        )
 
 
 def written(kubectl: Kubectl) -> dict[str, str]:
