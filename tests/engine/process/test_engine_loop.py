@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -395,10 +396,15 @@ def test_prompt_logprobs_of_all_chunks_come_with_the_first_token(start: Started)
 
 
 def run_recorded(
-    path: Path, lost_s: Callable[[], float], step_model: StepTimeModel | None = None
+    path: Path,
+    lost_s: Callable[[], float],
+    step_model: StepTimeModel | None = None,
+    *,
+    policy: str = "fcfs",
+    prompt: int = 6,
 ) -> list[FromEngine]:
     """One request of 30 tokens through a loop that records; everything it said."""
-    live = make_live()
+    live = make_live(policy=policy)
     header = Header(
         num_blocks=64,
         block_size=4,
@@ -422,7 +428,8 @@ def run_recorded(
             lost_s=lost_s,
             step_model=step_model,
         )
-        assert loop.run([add("a", 6, SamplingParams(max_tokens=30, ignore_eos=True, seed=0)), Drain()]) == 0
+        request = add("a", prompt, SamplingParams(max_tokens=30, ignore_eos=True, seed=0))
+        assert loop.run([request, Drain()]) == 0
         peer = Peer(theirs, threading.current_thread())
         peer.until(lambda message: isinstance(message, Stopped))
     ours.close()
@@ -448,6 +455,19 @@ def test_a_saved_model_is_in_force_before_the_first_step_and_until_enough_have_r
     assert [(m.model, m.score["num_steps"]) for m in news] == [(saved.to_json(), 0)]
     entries = list(replay(tmp_path / "steps.jsonl"))
     assert [entry.step_model for entry in entries] == [saved.to_json()] + [None] * (len(entries) - 1)
+
+
+def test_a_record_of_a_policy_that_goes_by_step_times_needs_the_models_that_stand_in_it(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "steps.jsonl"
+    saved = make_step_time(0.02, 0.003)  # 24 tokens in 0.09 s; without a model a step may hold 64
+    run_recorded(path, lambda: 0.0, saved, policy="sla-aware", prompt=60)
+    assert [row[2] for entry in replay(path) for row in entry.rows][:3] == [24, 24, 12]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(line | {"step_model": None}) + "\n" for line in lines))
+    with pytest.raises(RecordError, match="replays differently"):
+        list(replay(path))
 
 
 def test_steps_that_waited_for_a_cpu_are_counted_and_not_learnt_from(tmp_path: Path) -> None:
