@@ -19,7 +19,8 @@ from trimtab_operator.cluster.observe import Key, RunIndex
 logger = logging.getLogger(__name__)
 
 RETRY_S = 5.0
-WATCH_GRACE_S = 60.0  # from a list that shows a change to the watch's delivery of it
+#: From a list that shows a change to the watch's delivery of it; a watch that has fallen silent reopens by itself after 70 s.
+WATCH_GRACE_S = 120.0
 _SPREAD = 0.5  # of the period, over which looks are spread
 
 
