@@ -23,7 +23,7 @@ from trimtab_engine.core.live import POLICIES, Ceilings, LiveConfig
 from trimtab_engine.core.step_time import StepTimeModel
 from trimtab_engine.errors import ConfigError, TrimtabError
 from trimtab_engine.live_state import Versioned
-from trimtab_engine.model_files import locate
+from trimtab_engine.model_files import hub_reference, locate
 from trimtab_engine.server.live import read_live_file
 from trimtab_engine.server.options import ServerOptions
 
@@ -36,6 +36,7 @@ _EPILOG = """\
 examples:
   trimtab-engine serve ./SmolLM2-135M-Instruct
   trimtab-engine serve model.gguf --max-num-batched-tokens 256 --slo-itl 0.06
+  trimtab-engine serve hf://Qwen/Qwen3-0.6B
   curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
        -d '{"model": "model", "prompt": "Once upon a time", "max_tokens": 16}'
 
@@ -110,9 +111,10 @@ def build_parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "model",
         metavar="MODEL",
-        help="a Hugging Face folder (safetensors), a .gguf file, or package://module/file.gguf",
+        help="a Hugging Face folder (safetensors), a .gguf file, package://module/file.gguf, or hf://organisation/name",
     )
     _add_serving(serve)
+    _add_hub(serve)
     _add_engine(serve)
     _add_live(serve)
     _add_operation(serve)
@@ -144,6 +146,34 @@ def _add_serving(serve: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--trusted-tenant-header", metavar="HEADER", help="header that may name a request's tenant (none)"
+    )
+
+
+def _add_hub(serve: argparse.ArgumentParser) -> None:
+    group = serve.add_argument_group(
+        "hub (for hf:// models; the token is HF_TOKEN or your login, the cache HF_HOME)"
+    )
+    group.add_argument("--revision", metavar="REV", help="branch, tag or commit (main)")
+    group.add_argument(
+        "--hub-endpoint", metavar="URL", help="address of the hub (HF_ENDPOINT, or https://huggingface.co)"
+    )
+    group.add_argument(
+        "--hub-ca-file",
+        metavar="FILE",
+        help="PEM of authorities that its certificate may come from, beside the system's; may be empty",
+    )
+    group.add_argument(
+        "--hub-patience",
+        type=duration_s,
+        default=300.0,
+        metavar="SECONDS",
+        help="how long it may give nothing but errors (%(default)s)",
+    )
+    group.add_argument(
+        "--hub-limit",
+        type=size_bytes,
+        metavar="SIZE",
+        help="most that a download may take (the disk's space)",
     )
 
 
@@ -372,6 +402,8 @@ def configuration(
             kv_cache_bytes=arguments.kv_cache_memory,
             swap_bytes=arguments.swap_memory,
             step_model=_step_model(arguments.step_model_file),
+            hub_patience_s=arguments.hub_patience,
+            hub_limit_bytes=arguments.hub_limit,
         )
     except ConfigError as error:
         raise ConfigError(_flag(error.path), error.value, error.allowed) from error
@@ -462,6 +494,7 @@ def _flag(path: str) -> str:
         "config.slo.classes[0].itl_s": "--slo-itl",
         "kv_cache_bytes": "--kv-cache-memory",
         "swap_bytes": "--swap-memory",
+        "hub_patience_s": "--hub-patience",
     }
     name = path.removeprefix("config.").replace("ceilings.", "ceiling_")
     return special.get(path, "--" + name.replace("_", "-"))
@@ -477,7 +510,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     logs.configure(arguments.log_format)
     try:
         config, options, incumbent, boot_error = configuration(arguments)
-        locate(config.model)  # a wrong path need not wait for a whole engine process to say so
+        if hub_reference(config.model) is None:
+            locate(config.model)  # a wrong path need not wait for a whole engine process to say so
         from trimtab_engine.server.main import (
             run,
         )  # the web stack: a second that wrong flags need not wait for

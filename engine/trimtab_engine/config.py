@@ -21,7 +21,12 @@ MAX_MODEL_LEN = 16_777_216
 class EngineConfig:
     """Everything that needs a restart to change. Units are in the names."""
 
-    model: str  # local folder, .gguf file, or package://module/file
+    model: str  # local folder, .gguf file, package://module/file, or hf://organisation/name
+    revision: str | None = None  # branch, tag or commit at the hub; None: main
+    hub_endpoint: str | None = None  # None: HF_ENDPOINT, else the public hub
+    hub_ca_file: str | None = None  # authorities for the hub's certificate, beside the system's
+    hub_patience_s: float = 300.0  # how long the hub may give nothing but errors
+    hub_limit_bytes: int | None = None  # most that a download may take in the cache; None: what the disk has
     device: str = "auto"  # auto: cuda when there is one
     dtype: str = "auto"  # auto: float32 on cpu, the checkpoint's on cuda
     max_model_len: int | None = None  # None: the model's own, cut to what the KV pool holds
@@ -50,6 +55,21 @@ class EngineConfig:
             self.block_size,
             "one of 8, 16, 32, 64, 128",
         )
+        _check(
+            0 <= self.hub_patience_s <= 86_400,
+            "hub_patience_s",
+            self.hub_patience_s,
+            "seconds from 0 to 86400",
+        )
+        if self.hub_endpoint is not None:
+            _check(
+                self.hub_endpoint.startswith(("https://", "http://")),
+                "hub_endpoint",
+                self.hub_endpoint,
+                "an address that begins with https:// or http://",
+            )
+        if not self.model.startswith("hf://"):
+            _check(self.revision is None, "revision", self.revision, "left out: only hf:// models have one")
         if self.max_model_len is not None:
             _check(
                 2 <= self.max_model_len <= MAX_MODEL_LEN,

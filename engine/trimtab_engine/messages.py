@@ -74,10 +74,12 @@ ToEngine = Init | Add | Abort | Reconfigure | EndLease | Drain | Stop
 
 
 class Loading(msgspec.Struct, tag=True, frozen=True):
-    """Progress of start-up, for `/ready` and the log: stage is convert | load | warm."""
+    """Progress of start-up, for `/ready` and the log: stage is import | download | convert | load | warm."""
 
     stage: str
     fraction: float
+    total_bytes: int | None = None  # of a download
+    waiting_for: str | None = None  # what holds a download up
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
@@ -91,6 +93,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
     dtype: str
     load_s: float
     kv_bytes: int
+    model_path: str  # where it lies on this machine: a reference that needs no hub
 
 
 class Token(msgspec.Struct, frozen=True, array_like=True):

@@ -2,7 +2,7 @@
 
 Called by both processes: the engine process before it loads weights, the HTTP process for tokenizer, template and
 end tokens. References are a local folder, `file:///folder`, a `.gguf` file, or `package://module/file` for a file
-shipped in an installed package. A GGUF file is converted once into a folder of the same layout
+shipped in an installed package; `hf://organisation/name` is only parsed here (`hub` brings it). A GGUF file is converted once into a folder of the same layout
 (`model.gguf.ensure_converted`, engine process); after that every model is a folder. Knows nothing of weights.
 """
 
@@ -21,6 +21,7 @@ from trimtab_engine.errors import ModelLoadError
 CONVERTER_VERSION = 1  # part of the cache key: raise it when `model.gguf` writes something else
 _PACKAGE = "package://"
 _FILE = "file://"
+_HUB = "hf://"
 _EDGE_BYTES = 1 << 20
 
 
@@ -41,6 +42,29 @@ class ModelFiles:
     max_position_embeddings: int | None  # as the config says, before any cut
 
 
+@dataclass(frozen=True, slots=True)
+class HubReference:
+    """`hf://organisation/name`, or `hf://organisation/name/file.gguf`."""
+
+    repository: str
+    gguf: str | None = None
+
+    def __str__(self) -> str:
+        return f"{_HUB}{self.repository}" + (f"/{self.gguf}" if self.gguf else "")
+
+
+def hub_reference(reference: str) -> HubReference | None:
+    """The model at a hub that a reference names, None for one that is local; ModelLoadError for a broken one."""
+    if not reference.startswith(_HUB):
+        return None
+    found = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:/(.+\.gguf))?", reference.removeprefix(_HUB), re.ASCII)
+    if found is None or ".." in Path(reference).parts:
+        raise ModelLoadError(
+            f"model {reference!r}: the form is hf://organisation/name, or hf://organisation/name/file.gguf"
+        )
+    return HubReference(found[1], found[2])
+
+
 def default_cache_dir() -> Path:
     """Where converted models lie unless the configuration says otherwise."""
     return Path.home() / ".cache" / "trimtab" / "models"
@@ -56,7 +80,7 @@ def locate(reference: str) -> Path:
         scheme = reference.split("://", 1)[0]
         raise ModelLoadError(
             f"model {reference!r}: scheme {scheme!r} is not known here; "
-            "use a local folder, file:///path, a .gguf file or package://module/file"
+            "use a local folder, file:///path, a .gguf file, package://module/file or hf://organisation/name"
         )
     else:
         path = Path(reference).expanduser()
@@ -105,11 +129,11 @@ def read_folder(
     folder: Path, *, kind: Literal["hf", "gguf"], source: Path, need_tokenizer: bool = True
 ) -> ModelFiles:
     """`ModelFiles` of a folder in Hugging Face layout; raises ModelLoadError naming the broken file."""
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
     generation_path = folder / "generation_config.json"
-    generation = _read_json(generation_path) if generation_path.is_file() else {}
+    generation = read_json(generation_path) if generation_path.is_file() else {}
     tokenizer_config_path = folder / "tokenizer_config.json"
-    tokenizer_config = _read_json(tokenizer_config_path) if tokenizer_config_path.is_file() else {}
+    tokenizer_config = read_json(tokenizer_config_path) if tokenizer_config_path.is_file() else {}
     tokenizer_json = folder / "tokenizer.json"
     if need_tokenizer and not tokenizer_json.is_file():
         raise ModelLoadError(f"{folder} holds no tokenizer.json; a slow tokenizer alone is not enough")
@@ -142,7 +166,8 @@ def _in_package(reference: str) -> Path:
     return next((folder / file for folder in folders if (folder / file).exists()), folders[0] / file)
 
 
-def _read_json(path: Path) -> dict[str, object]:
+def read_json(path: Path) -> dict[str, object]:
+    """The JSON object in a file; ModelLoadError naming it when there is none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:

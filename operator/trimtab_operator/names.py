@@ -54,6 +54,7 @@ SCALING_UP = "ScalingUp"
 SCALING_DOWN = "ScalingDown"
 DRAINING = "Draining"
 MODEL_LOADING = "ModelLoading"
+MODEL_DOWNLOADING = "ModelDownloading"
 PARTIALLY_APPLIED = "PartiallyApplied"
 SUSPENDED = "Suspended"
 # Trouble

@@ -33,20 +33,12 @@ def findings(service: InferenceService, mode: Mode) -> tuple[Finding, ...]:
         found.append(Finding("spec.engine.runtime", "vllm", "this release serves with runtime trimtab only"))
     if spec.model is not None:
         scheme = spec.model.uri.partition("://")[0]
-        if scheme == "hf":
-            found.append(
-                Finding(
-                    "spec.model.uri",
-                    spec.model.uri,
-                    "downloads from a hub are not there yet; use file:// or package://",
-                )
-            )
         if scheme == "pvc" and mode == "local":
             found.append(
                 Finding(
                     "spec.model.uri",
                     spec.model.uri,
-                    "local mode has no volume claims; use file:// or package://",
+                    "local mode has no volume claims; use file://, package:// or hf://",
                 )
             )
     return tuple(found)

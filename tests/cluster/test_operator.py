@@ -96,7 +96,7 @@ def test_a_candidate_is_carried_out_renewed_and_ended_with_its_run(
         pytest.param({"engine": {"image": "registry.invalid/no-such-image:1"}}, "ImagePullFailed", "no-such-image", id="image"),
         pytest.param({"model": {"uri": "file:///models/no-such-model"}}, "ModelLoadFailed", "no-such-model", id="model"),
         pytest.param({"podTemplate": {"spec": {"restartPolicy": "Sometimes"}}}, "InvalidSpec", "restartPolicy", id="template"),
-        pytest.param({"model": {"uri": "hf://organisation/name"}}, "Unsupported", "spec.model.uri", id="not there yet"),
+        pytest.param({"engine": {"runtime": "vllm"}}, "Unsupported", "spec.engine.runtime", id="not there yet"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_stalled_with_the_true_reason(

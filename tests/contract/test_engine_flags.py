@@ -118,6 +118,7 @@ def test_every_flag_of_the_engine_is_either_ours_or_free_for_extra_arguments() -
     assert free == {
         "help", "device", "prefill-first", "batch-invariant", "num-threads", "seed", "cache-dir", "stall-timeout",
         "record-steps", "shed-late", "swap-memory", "fair-tenants", "client-stall-timeout", "step-model",
+        "hub-endpoint", "hub-patience",
     }  # fmt: skip
 
 

@@ -117,11 +117,11 @@ NOT_THE_ENGINES = (
 #: Knobs of the engine that the operator sets by where the engine runs, or that extraArgs may set.
 PLACEMENT = {
     "model", "served_model_name", "host", "port", "admin_host", "admin_port", "port_file", "live_config", "api_keys",
-    "admin_public_key", "admin_audience", "leaving_time_s", "log_format",
+    "admin_public_key", "admin_audience", "leaving_time_s", "log_format", "revision", "hub_ca_file", "hub_limit_bytes",
 }  # fmt: skip
 FREE = {
     "device", "swap_bytes", "prefill_first", "shed_late", "fair_tenants", "batch_invariant", "num_threads", "seed",
-    "record_steps", "cache_dir", "stall_timeout_s", "client_stall_timeout_s",
+    "record_steps", "cache_dir", "stall_timeout_s", "client_stall_timeout_s", "hub_endpoint", "hub_patience_s", "step_model",
 }  # fmt: skip
 
 

@@ -171,6 +171,7 @@ def batch(**fields: Any) -> list[dict[str, Any]]:
 
 PROBES: dict[str, Binding] = {
     "model.uri": Binding(words, "package://pack/model.gguf", None),
+    "model.revision": Binding(argument("--revision"), "v1", "v1", HUB),
     "model.servedName": Binding(argument("--served-model-name"), "mine", "mine"),
     "model.cache.claimName": Binding(
         volume("cache"), "claim", {"name": "cache", "persistentVolumeClaim": {"claimName": "claim"}}
@@ -356,7 +357,6 @@ ELSEWHERE = {
     "rollout.upgradePolicy": "test_cluster_plan.py::test_upgrade_policy_auto_takes_the_newer_default_at_once",
 }
 LATER = {
-    "model.revision": "hf:// downloads",
     **{
         path: "cluster mode: monitors"
         for path in leaves(names.SERVICE_KIND)
@@ -397,6 +397,8 @@ def test_model_uri_arrives_as_the_engines_own_reference() -> None:
         ("package://pack/model.gguf", "package://pack/model.gguf"),
         ("file:///models/a%20b", "/models/a b"),
         ("pvc://claim/dir/model", "/models/dir/model"),
+        ("hf://organisation/name", "hf://organisation/name"),
+        ("hf://organisation/name/q4/file.gguf", "hf://organisation/name/q4/file.gguf"),
     ):
         assert words(service(**{"model.uri": uri}))[:2] == ["serve", want]
 

@@ -12,7 +12,14 @@ from trimtab_operator import names, schema
 from trimtab_operator.api import InferenceService
 from trimtab_operator.api.status import Resolved
 from trimtab_operator.plan.live import recommend
-from trimtab_operator.plan.manifests import Context, deployment, live_config_map, manifests
+from trimtab_operator.plan.manifests import (
+    Context,
+    Hub,
+    deployment,
+    live_config_map,
+    manifests,
+    network_policy,
+)
 from trimtab_operator.plan.overlay import overlay_pod_template
 
 CONTEXT = Context(Resolved(image="engine:1"), admin_public_key="KEY")
@@ -153,6 +160,75 @@ def test_the_admin_port_is_open_to_the_operator_alone_and_in_no_service() -> Non
     ]
     assert admin[0]["from"][0]["podSelector"]["matchLabels"][names.LABEL_COMPONENT] == "operator"
     assert [p["name"] for p in built["Service"]["spec"]["ports"]] == ["http"]
+
+
+HUB = {"model.uri": "hf://organisation/name"}
+
+
+def test_a_model_from_a_hub_knows_where_and_whom_to_trust() -> None:
+    context = Context(CONTEXT.resolved, hub=Hub("https://mirror.example:8443", "PEM"))
+    built = service(**HUB)
+    data = live_config_map(built, context)["data"]
+    assert (data["hub-endpoint"], data["hub-ca.pem"]) == ("https://mirror.example:8443", "PEM")
+    container = pod(built, context)["containers"][0]
+    mount = next(m for m in container["volumeMounts"] if m["name"] == "live")
+    arguments = container["args"]
+    assert arguments[arguments.index("--hub-ca-file") + 1] == f"{mount['mountPath']}/hub-ca.pem"
+    endpoint = next(e for e in container["env"] if e["name"] == "HF_ENDPOINT")
+    reference = {"name": "chat-live", "key": "hub-endpoint", "optional": True}
+    assert endpoint["valueFrom"] == {"configMapKeyRef": reference}
+
+
+def test_another_hub_restarts_nobody() -> None:
+    built = service(**HUB)
+    other = Context(CONTEXT.resolved, admin_public_key="KEY", hub=Hub("https://other", "PEM"))
+    assert deployment(built, CONTEXT) == deployment(built, other)
+    assert live_config_map(built, CONTEXT)["data"]["hub-ca.pem"] == "", (
+        "the file that the flag names is always there"
+    )
+    assert "hub-endpoint" not in live_config_map(built, CONTEXT)["data"]
+
+
+def test_models_of_other_sources_hear_nothing_of_hubs() -> None:
+    context = Context(CONTEXT.resolved, hub=Hub("https://mirror", "PEM"))
+    assert not {"hub-endpoint", "hub-ca.pem"} & set(live_config_map(service(), context)["data"])
+    assert "--hub-ca-file" not in engine(service())["args"]
+    assert not any(e["name"].startswith("HF_") for e in engine(service())["env"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "endpoint", "want"),
+    [
+        pytest.param({}, "https://mirror:8443", None, id="nothing to fetch"),
+        pytest.param(HUB, None, [443], id="public hub"),
+        pytest.param(HUB, "https://mirror:8443", [443, 8443], id="a mirror"),
+        pytest.param(HUB, "http://mirror", [80, 443], id="a mirror without TLS"),
+        pytest.param({**HUB, "engine.extraArgs": ["--hub-endpoint=http://mine:81"]}, None, [81, 443], id="its own"),
+        pytest.param({**HUB, "engine.extraArgs": ["--hub-endpoint=http://x:99999"]}, None, [80, 443], id="nonsense"),
+        pytest.param(
+            {**HUB, "podTemplate": {"spec": {"containers": [
+                {"name": "engine", "env": [{"name": "HF_ENDPOINT", "value": "https://mine:82"}]}]}}},
+            None, [82, 443], id="its own by environment",
+        ),
+    ],
+)  # fmt: skip
+def test_pods_reach_out_for_a_download_only(
+    changes: dict[str, Any], endpoint: str | None, want: list[int] | None
+) -> None:
+    policy = network_policy(service(**changes), Context(hub=Hub(endpoint)))["spec"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    ports = [port for rule in policy["egress"] for port in rule["ports"]]
+    if want is None:
+        assert ports == []
+    else:
+        names_service = [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]
+        assert ports == names_service + [{"port": port, "protocol": "TCP"} for port in want]
+
+
+def test_a_cache_with_a_limit_refuses_what_would_evict_the_pod() -> None:
+    arguments = engine(service(**HUB, **{"model.cache.sizeLimit": "2Gi"}))["args"]
+    assert arguments[arguments.index("--hub-limit") + 1] == str(2 * 2**30)
+    assert "--hub-limit" not in engine(service(**{"model.cache.sizeLimit": "2Gi"}))["args"]
 
 
 def test_users_pod_template_is_laid_over_ours() -> None:

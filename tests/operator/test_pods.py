@@ -37,6 +37,8 @@ OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"
                      "Failed", names.ENGINE_CRASHED, id="crash after it was ready"),
         pytest.param(pod(restarts=1, last_state=terminated(1)), "Starting", names.MODEL_LOAD_FAILED, id="second start"),
         pytest.param(pod(ready_since=50, restarts=1, last_state=terminated(1)), "Running", None, id="recovered"),
+        pytest.param(pod(unschedulable_since=1, message='0/2 nodes are available: persistentvolumeclaim "w" not found.'),
+                     "Starting", names.MODEL_LOAD_FAILED, id="claim missing"),
         pytest.param(pod(init=[{"image": "loader:1", "state": waiting("ImagePullBackOff")}], state=waiting("PodInitializing")),
                      "Starting", names.IMAGE_PULL_FAILED, id="init image"),
     ],
@@ -85,3 +87,37 @@ def test_a_pod_that_only_another_container_holds_back_was_never_ready_and_names_
     seen = pods.replica(found)
     assert (seen.ready, seen.was_ready) == (False, False)
     assert seen.message == "its engine is ready, and container companion is not"
+
+
+def test_a_pod_that_waits_for_a_volume_is_not_one_without_room() -> None:
+    for message in (
+        "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims.",
+        '0/2 nodes are available: persistentvolumeclaim "weights" not found.',
+    ):
+        found = pods.replica(pod(unschedulable_since=3, message=message))
+        assert found.unschedulable_since_s is None
+        assert found.message == message
+    assert pods.replica(pod(unschedulable_since=3)).unschedulable_since_s == T0 + 3
+
+
+def test_a_download_is_asked_for_while_the_engine_starts_only() -> None:
+    assert pods.loads(pod())
+    assert not pods.loads(pod(ready_since=20))
+    assert not pods.loads(pod(was_ready_until=90, started=True))
+    assert not pods.loads(pod(deleting=True))
+    assert not pods.loads(pod(state=waiting("ContainerCreating")))
+    assert not pods.loads(pod(state=waiting("CrashLoopBackOff"), last_state=terminated(1)))
+    assert not pods.loads(pod(unschedulable_since=1))
+
+
+def test_how_far_a_download_is_stands_in_the_message() -> None:
+    found = pods.replica(pod(), loading="downloads the model: 40 % of 2.7 GiB")
+    assert (found.downloading, found.message) == (True, "downloads the model: 40 % of 2.7 GiB")
+    for loading, failure in (
+        ("downloads the model", names.MODEL_LOAD_FAILED),
+        ("downloads the model: 0 % of 1.0 GiB", None),
+    ):
+        again = pods.replica(pod(restarts=1, last_state=terminated(1, "no such model")), loading=loading)
+        assert again.failure == failure, "a question to the hub is no news after a failure, bytes are"
+        assert again.downloading == (failure is None)
+        assert (loading in again.message) == (failure is None)

@@ -238,7 +238,6 @@ def test_a_wrong_field_in_a_file_names_the_file(tmp_path: Path) -> None:
     [
         ({"engine.runtime": "vllm"}, "local", "spec.engine.runtime"),
         ({"engine.runtime": "vllm"}, "cluster", "spec.engine.runtime"),
-        ({"model.uri": "hf://a/b"}, "cluster", "spec.model.uri"),
         ({"model.uri": "pvc://claim/x"}, "local", "spec.model.uri"),
     ],
 )
@@ -251,8 +250,10 @@ def test_what_cannot_be_served_yet_is_valid_and_said_clearly(
     assert [finding.path for finding in caught.value.errors] == [path]
 
 
-def test_a_claim_is_served_in_a_cluster() -> None:
+def test_a_claim_is_served_in_a_cluster_and_a_hub_everywhere() -> None:
     support.check(service(**{"model.uri": "pvc://claim/x"}), "cluster")
+    for mode in ("cluster", "local"):
+        support.check(service(**{"model.uri": "hf://a/b"}), mode)
 
 
 def test_a_target_of_ones_own_is_said_not_to_be_served_yet() -> None:

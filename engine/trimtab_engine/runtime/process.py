@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from trimtab_engine.config import EngineConfig
@@ -24,6 +25,7 @@ from trimtab_engine.errors import ConfigError, ModelLoadError
 from trimtab_engine.framing import EngineChannel, PeerGone
 from trimtab_engine.live_state import LiveState, Versioned
 from trimtab_engine.messages import Applied, Fatal, Init, Loading, Ready, ToEngine
+from trimtab_engine.model_files import hub_reference
 from trimtab_engine.runtime.loop import FLUSH_S, EngineLoop
 from trimtab_engine.step_record import Header, StepRecorder
 
@@ -57,6 +59,7 @@ def main(fd: int) -> int:
 def _serve(channel: EngineChannel, init: Init, backlog: list[ToEngine]) -> int:
     config = EngineConfig.from_json(dict(init.engine))
     live = LiveConfig.from_json(init.live, config.ceilings)
+    config = _at_hand(config, channel)
     channel.send(Loading("import", 0.0))
     # Here, not at the top: importing torch takes seconds, and until it is done nobody would hear from us.
     try:
@@ -119,6 +122,7 @@ def _serve(channel: EngineChannel, init: Init, backlog: list[ToEngine]) -> int:
                 dtype=info.dtype,
                 load_s=info.load_s,
                 kv_bytes=info.kv_bytes,
+                model_path=config.model,
             )
         )
         channel.send(Applied(None, state.readback()))
@@ -127,6 +131,32 @@ def _serve(channel: EngineChannel, init: Init, backlog: list[ToEngine]) -> int:
         gc.freeze()
         saved = None if config.step_model is None else StepTimeModel.from_json(config.step_model)
         return EngineLoop(channel, state, runner, recorder, step_model=saved).run(backlog)
+
+
+def _at_hand(config: EngineConfig, channel: EngineChannel) -> EngineConfig:
+    """The configuration with a model that lies on this machine."""
+    reference = hub_reference(config.model)
+    if reference is None:
+        return config
+    channel.send(Loading("download", 0.0))
+    try:
+        from trimtab_engine.hub.download import HubOptions, fetch
+    except ModuleNotFoundError as error:
+        raise ModelLoadError(f"{error}; the engine needs the extra: pip install 'trimtab[engine]'") from error
+
+    options = HubOptions(
+        revision=config.revision,
+        endpoint=config.hub_endpoint,
+        ca_file=None if config.hub_ca_file is None else Path(config.hub_ca_file),
+        patience_s=config.hub_patience_s,
+        limit_bytes=config.hub_limit_bytes,
+    )
+
+    def progress(fraction: float, total_bytes: int, waiting_for: str | None) -> None:
+        channel.send(Loading("download", fraction, total_bytes, waiting_for))
+
+    path = fetch(reference, options, progress)
+    return replace(config, model=str(path), revision=None)
 
 
 def _recorder(path: Path, header: Header) -> StepRecorder:

@@ -68,6 +68,7 @@ class EngineInfo:
     dtype: str
     load_s: float
     kv_bytes: int
+    model_path: str
 
 
 class TokenStream:
@@ -339,10 +340,10 @@ class EngineClient:
                 answer = self._answers.pop(sequence, None) if sequence is not None else None
                 if answer is not None and not answer.done():
                     answer.set_result(message)
-            case Loading(stage=stage, fraction=fraction):
+            case Loading(stage=stage):
                 if stage != self.lifecycle.stage:
                     logger.info("loading", extra={"stage": stage})  # a minute of silence looks like a hang
-                self.lifecycle.progress(stage, fraction)
+                self.lifecycle.progress(stage, message.fraction, message.total_bytes, message.waiting_for)
             case Ready():
                 self._info = EngineInfo(
                     model_name=self.model_name,

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from enum import StrEnum
 
+from trimtab_engine.sizes import size_text
+
 
 class Phase(StrEnum):
     """Where the server stands; see the module."""
@@ -34,8 +36,10 @@ class Lifecycle:
         self.phase = Phase.LOADING
         self.loaded = False
         self.reason: str | None = None  # of DEAD
-        self.stage = "start"  # of LOADING: start | convert | load | warm | text
+        self.stage = "start"  # of LOADING: start | import | download | convert | load | warm | text
         self.fraction = 0.0
+        self.total_bytes: int | None = None  # of a download
+        self.waiting_for: str | None = None  # what holds it up
 
     def advance(self, phase: Phase, reason: str | None = None) -> bool:
         """Move forward to `phase`; False (and nothing changed) when it is not ahead."""
@@ -53,9 +57,16 @@ class Lifecycle:
         """Turn `/ready` off while requests are still served; False when that has begun before."""
         return self.advance(Phase.LEAVING)
 
-    def progress(self, stage: str, fraction: float) -> None:
+    def progress(
+        self,
+        stage: str,
+        fraction: float,
+        total_bytes: int | None = None,
+        waiting_for: str | None = None,
+    ) -> None:
         """Note how far loading is."""
         self.stage, self.fraction = stage, fraction
+        self.total_bytes, self.waiting_for = total_bytes or None, waiting_for
 
     @property
     def ready(self) -> bool:
@@ -77,6 +88,13 @@ class Lifecycle:
         body: dict[str, object] = {"ready": self.ready, "phase": self.phase.value}
         if self.phase is Phase.LOADING:
             body |= {"stage": self.stage, "fraction": round(self.fraction, 3)}
+            if self.total_bytes is not None:
+                done = (
+                    f"{size_text(round(self.fraction * self.total_bytes))} of {size_text(self.total_bytes)}"
+                )
+                body |= {"total_bytes": self.total_bytes, "detail": f"{self.fraction:.0%} ({done})"}
+            if self.waiting_for is not None:
+                body["waiting_for"] = self.waiting_for
         if self.reason is not None:
             body["reason"] = self.reason
         return body

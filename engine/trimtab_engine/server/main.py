@@ -217,7 +217,7 @@ class _Server:
         state.lifecycle.progress("text", 0.0)
         cache_dir = None if self._config.cache_dir is None else Path(self._config.cache_dir).expanduser()
         # In a thread: a big vocabulary takes a second, and the probes must be answered meanwhile.
-        state.model_files = await asyncio.to_thread(resolve, self._config.model, cache_dir)
+        state.model_files = await asyncio.to_thread(resolve, info.model_path, cache_dir)
         state.text = await asyncio.to_thread(ModelText.load, state.model_files)
         state.metrics.on_ready(info.num_blocks, info.block_size)
         # Code and vocabulary live as long as the process: the collector need not walk them between two tokens.

@@ -1,4 +1,4 @@
-"""What the operator says to one pod's admin port: read the live config back, push a document, end a candidate.
+"""What the operator says to one pod's admin port: how far is it, read the live config back, push a document, end a candidate.
 
 Blocking, called from worker threads. The runtime contract is the same for every runtime; knows nothing of what values mean.
 """
@@ -14,6 +14,7 @@ import httpx
 from trimtab_operator import names
 from trimtab_operator.cluster.tokens import Scope, Signer
 from trimtab_operator.plan.live_push import Call, EndCandidate
+from trimtab_operator.plan.loading import describe
 from trimtab_operator.plan.manifests import ADMIN_PORT
 
 Json = dict[str, Any]
@@ -45,8 +46,16 @@ class Engines:
 
     def read_backs(self, pods: Mapping[str, Mapping[str, Any]]) -> dict[str, Json]:
         """By pod name, of those that answer."""
-        answers = self._threads.map(self._try_read, pods.values())
+        answers = self._threads.map(lambda pod: self._try_get(pod, "/admin/live-config"), pods.values())
         return {name: answer for name, answer in zip(pods, answers, strict=True) if answer is not None}
+
+    def loading(self, pods: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+        """By pod name, of those that download their model: how far they are."""
+        answers = self._threads.map(lambda pod: self._try_get(pod, "/admin/drain"), pods.values())
+        described = {
+            name: describe(answer) for name, answer in zip(pods, answers, strict=True) if answer is not None
+        }
+        return {name: text for name, text in described.items() if text is not None}
 
     def say(
         self, pods: Mapping[str, Mapping[str, Any]], calls: Mapping[str, tuple[Call, ...]]
@@ -55,9 +64,9 @@ class Engines:
         answers = self._threads.map(lambda name: self._say(pods[name], calls[name]), calls)
         return dict(zip(calls, answers, strict=True))
 
-    def _try_read(self, pod: Mapping[str, Any]) -> Json | None:
+    def _try_get(self, pod: Mapping[str, Any], path: str) -> Json | None:
         try:
-            return self._call(pod, "GET", "/admin/live-config", "read")
+            return self._call(pod, "GET", path, "read")
         except (EngineUnreachable, EngineRefused):
             return None
 

@@ -36,6 +36,7 @@ from trimtab_operator.cluster.store import Store
 from trimtab_operator.cluster.worker import Workers, WorkQueue
 from trimtab_operator.errors import OperatorError
 from trimtab_operator.plan.cluster import Settings
+from trimtab_operator.plan.manifests import Hub
 from trimtab_operator.plan.rollout import UNSCHEDULABLE_PATIENCE_S
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="private key for engines' admin ports (PEM, Ed25519), as mounted from the Secret")  # fmt: skip
     parser.add_argument("--admin-key-secret", metavar="NAME",
                         help="Secret to create with a new key while there is no key file (default: keep it in memory)")  # fmt: skip
+    parser.add_argument("--hub-endpoint", metavar="URL",
+                        help="where models of hf:// come from (default: the public hub)")  # fmt: skip
+    parser.add_argument("--hub-ca-file", type=Path, metavar="FILE",
+                        help="PEM of authorities that the hub's certificate may come from, for every service")  # fmt: skip
     parser.add_argument("--standalone", action="store_true", help="take no Lease: this is the only operator")
     parser.add_argument("--lease-name", default="trimtab-operator", metavar="NAME", help="%(default)s")
     parser.add_argument(
@@ -120,6 +125,7 @@ class Operator:
         self._credentials = credentials
         self._namespaces = namespaces
         self._home = arguments.operator_namespace or credentials.namespace or (namespaces or ["default"])[0]
+        self._hub = _hub(arguments)
         self.metrics = OperatorMetrics()
         self._plain = Kube(credentials.configuration, observe=self.metrics.request)
         self._leadership: Leadership | None = None
@@ -222,6 +228,7 @@ class Operator:
                     signer.public_pem,
                     self._home,
                     self._arguments.room_patience,
+                    self._hub,
                 )
                 return signer
             time.sleep(START_RETRY_S)
@@ -324,6 +331,21 @@ class Operator:
         if self._leadership is not None:
             self._leadership.stop()
         engines.close()
+
+
+def _hub(arguments: argparse.Namespace) -> Hub:
+    """Read at start; raises OperatorError naming what is wrong."""
+    endpoint: str | None = arguments.hub_endpoint
+    if endpoint is not None and not endpoint.startswith(("https://", "http://")):
+        raise OperatorError(
+            f"--hub-endpoint: {endpoint!r} is not allowed; an address that begins with https:// or http://"
+        )
+    if arguments.hub_ca_file is None:
+        return Hub(endpoint)
+    try:
+        return Hub(endpoint, arguments.hub_ca_file.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise OperatorError(f"--hub-ca-file: {arguments.hub_ca_file} cannot be read: {error}") from error
 
 
 def _namespaces(arguments: argparse.Namespace, credentials: Credentials) -> list[str] | None:

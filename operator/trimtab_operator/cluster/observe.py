@@ -22,6 +22,7 @@ from trimtab_operator.cluster.store import Key, ObjectKey, Store
 from trimtab_operator.errors import InvalidResource
 from trimtab_operator.plan import children, pods
 from trimtab_operator.plan.cluster import Observed
+from trimtab_operator.plan.engine_flags import from_hub
 
 Json = dict[str, Any]
 
@@ -117,6 +118,11 @@ class Observer:
             invalid_runs=tuple(run for run in runs if isinstance(run, InvalidRun)),
             read_backs=self._engines.read_backs(reachable),
             refusals=by_name,
+            loading=self._engines.loading(
+                {pod["metadata"]["name"]: pod for pod in listed if pods.loads(pod)}
+                if from_hub(service.spec)
+                else {}
+            ),
         )
         return observed, fresh
 

@@ -20,6 +20,7 @@ from trimtab_operator import names
 from trimtab_operator.local.backends import Backend
 from trimtab_operator.local.process import Addresses, EngineProcess, describe_exit
 from trimtab_operator.plan import failures
+from trimtab_operator.plan.loading import describe
 
 _STARTUP_PROBE_S = 0.1
 _PROBE_S = 1.0
@@ -52,7 +53,7 @@ class Failure:
 
 
 class Replica:
-    """See the module. `on_change` is called, on the event loop, whenever `phase` has changed. Times are monotonic."""
+    """See the module. `on_change` is called, on the event loop, whenever `phase` or `loading` has changed. Times are monotonic."""
 
     def __init__(
         self,
@@ -77,6 +78,7 @@ class Replica:
         self.restarts = 0
         self.recent_restarts = 0  # without a long healthy time between: what the back-off counts
         self.failure: Failure | None = None  # of the last end; kept until it is ready again
+        self.loading: str | None = None  # how far it is with downloading its model
         self.no_memory_since_s: float | None = None  # it found no room on the device
         self.process: EngineProcess | None = None
         self.addresses: Addresses | None = None
@@ -182,7 +184,7 @@ class Replica:
     async def _probe(self, process: EngineProcess) -> None:
         """Startup probe, then readiness and liveness, until the process ends. The plan judges how long a start may take."""
         self.addresses = await process.addresses()
-        while not await self._answers("/ready"):
+        while not await self._is_loaded():
             await asyncio.sleep(_STARTUP_PROBE_S)
         self.backend = Backend(self.name, "127.0.0.1", self.addresses.port)
         self.was_ready = True
@@ -200,6 +202,21 @@ class Replica:
                 process.kill()
                 return
 
+    async def _is_loaded(self) -> bool:
+        """Ask `/ready`, which says until then how far a download is."""
+        assert self.addresses is not None
+        try:
+            answer = await self._client.get(f"{self.addresses.url}/ready", timeout=_PROBE_TIMEOUT_S)
+            said = answer.json()
+        except (httpx.HTTPError, ValueError):
+            return False
+        text = None if answer.status_code == 200 else describe(said)
+        if text != self.loading:
+            self.loading = text
+            if text is not None:
+                self._on_change(self)
+        return answer.status_code == 200
+
     async def _answers(self, path: str) -> bool:
         assert self.addresses is not None
         try:
@@ -209,6 +226,7 @@ class Replica:
         return answer.status_code == 200
 
     def _failed(self, why: str, tail: str, reason: str) -> None:
+        self.loading = None
         now = time.monotonic()
         if self.ready_since_s is not None and now - self.ready_since_s >= _HEALTHY_AFTER_S:
             self.recent_restarts = 0

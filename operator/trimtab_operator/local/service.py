@@ -244,7 +244,8 @@ class LocalService:
             restarts=replica.recent_restarts,
             failed_s=failure.at_s if failure else None,
             failure=replica.failure.reason if replica.failure else None,
-            message=replica.failure.message if replica.failure else "",
+            message=replica.loading or (replica.failure.message if replica.failure else ""),
+            downloading=replica.loading is not None,
             unschedulable_since_s=replica.no_memory_since_s,
             incumbent_generation=int(read_back["incumbent"]["generation"]) if read_back else None,
             generation_rejected=self.live.live.incumbent.generation
@@ -306,6 +307,8 @@ class LocalService:
         if replica.phase is Phase.READY:
             self.events.normal("ReplicaReady", f"{replica.name} (pid {replica.pid})")
             self._live_wake.set()
+        elif replica.loading is not None:
+            self.events.normal("Downloading", f"{replica.name} {replica.loading}")
         elif replica.phase is Phase.STARTING and replica.restarts:
             self.events.normal("Restarted", f"{replica.name} for the {_ordinal(replica.restarts)} time")
         elif replica.phase is Phase.NOT_READY:

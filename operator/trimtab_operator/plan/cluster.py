@@ -15,11 +15,12 @@ from trimtab_operator.api import InferenceService, InvalidRun, Recommendation, T
 from trimtab_operator.api.run import AppliedCandidate
 from trimtab_operator.api.status import LastRun, LiveValues, Resolved, ServiceStatus
 from trimtab_operator.errors import InvalidResource
-from trimtab_operator.plan import children, live_push, pod_template, pods, rollout, runs
+from trimtab_operator.plan import children, live_push, loading, pod_template, pods, rollout, runs
 from trimtab_operator.plan import live as plan_live
 from trimtab_operator.plan.drift import digest
+from trimtab_operator.plan.engine_flags import from_hub
 from trimtab_operator.plan.live_record import CandidateNumber, LiveRecord, candidate_key
-from trimtab_operator.plan.manifests import Context, manifests
+from trimtab_operator.plan.manifests import Context, Hub, manifests
 from trimtab_operator.plan.slo import UNASKED, Attainment
 from trimtab_operator.plan.status import Facts, service_status
 
@@ -35,6 +36,7 @@ class Settings:
     admin_public_key: str | None = None
     operator_namespace: str = "trimtab-system"
     room_patience_s: float = rollout.UNSCHEDULABLE_PATIENCE_S
+    hub: Hub = field(default_factory=Hub)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class Observed:
     read_backs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by pod name
     refusals: Mapping[str, tuple[int, str]] = field(default_factory=dict)  # by pod name: generation, why
     slo: Attainment = UNASKED
+    loading: Mapping[str, str] = field(default_factory=dict)  # by pod name: how far its download is
 
     def child(self, kind: str, name: str) -> Mapping[str, Any] | None:
         """One child, or None."""
@@ -158,6 +161,7 @@ def decide(observed: Observed, settings: Settings, now: float, time: str) -> Dec
         surge=_surge(observed, settings, wanted_hash, now),
         replicas=_replicas_for_now(observed, wanted_hash),
         template=pods_are.built.template,
+        hub=settings.hub,
     )
     wanted = manifests(service, context)
     for manifest in wanted:
@@ -215,6 +219,8 @@ def conclude(observed: Observed, decision: Decision, now: float, time: str) -> C
         moments.append(min(now + live_push.RENEW_EVERY_S, decision.trial.until_s))
     limits = (runs.deadline_s(run) for run in observed.runs if not run.judged and not run.deleting)
     moments += [limit for limit in limits if limit is not None and limit > now]
+    if from_hub(service.spec) and any(pods.loads(pod) for pod in observed.pods):
+        moments.append(now + loading.LOOK_EVERY_S)
     return Conclusion(status, min(moments, default=None), _run_statuses(observed, decision, time))
 
 
@@ -316,7 +322,12 @@ def _refused(observed: Observed, pod: str, calls: tuple[live_push.Call, ...]) ->
 
 def _replicas(observed: Observed) -> list[rollout.Replica]:
     return [
-        pods.replica(pod, observed.read_backs.get(name), observed.refusals.get(name, (None, ""))[0])
+        pods.replica(
+            pod,
+            observed.read_backs.get(name),
+            observed.refusals.get(name, (None, ""))[0],
+            observed.loading.get(name),
+        )
         for pod in observed.pods
         if not pods.over(pod)
         for name in (pod["metadata"]["name"],)

@@ -22,7 +22,7 @@ OWNED_FLAGS = (
     "slo-ttft", "slo-itl", "ceiling-max-num-batched-tokens", "ceiling-max-num-seqs", "max-model-len", "dtype", "block-size",
     "kv-cache-memory", "gpu-memory-utilization", "enable-prefix-caching", "no-enable-prefix-caching", "tensor-parallel-size",
     "max-queued-requests", "drain-timeout", "leaving-time", "api-keys", "admin-public-key", "admin-audience",
-    "trusted-class-header", "trusted-tenant-header", "log-format", "scheduler-cls",
+    "trusted-class-header", "trusted-tenant-header", "log-format", "scheduler-cls", "revision", "hub-ca-file", "hub-limit",
 )  # fmt: skip
 
 PVC_MOUNT = "/models"
@@ -41,6 +41,7 @@ class Placement:
     api_keys: str | None = None  # path of the file of API keys
     admin_public_key: str | None = None
     admin_audience: str | None = None
+    hub_ca_file: str | None = None  # authorities of the hub; only for hf:// models
     leaving_time_s: float | None = None  # how long endpoints take to spread
     log_format: str | None = None
 
@@ -62,7 +63,7 @@ def engine_arguments(
 
 
 def model_reference(model: Model) -> str:
-    """The engine's own word for the weights: a path, or package://module/file."""
+    """The engine's own word for the weights: a path, package://module/file, or hf://organisation/name."""
     scheme, _, rest = model.uri.partition("://")
     if scheme == "file":
         return unquote(rest)
@@ -80,8 +81,19 @@ def served_name(model: Model) -> str:
     return last.removesuffix(".gguf") or model.uri
 
 
+def from_hub(spec: ServiceSpec) -> bool:
+    """Whether the engines download their model."""
+    return spec.model is not None and spec.model.uri.startswith("hf://")
+
+
 def _model(model: Model) -> list[str]:
-    return ["--served-model-name", served_name(model)]
+    flags = ["--served-model-name", served_name(model)]
+    if model.revision is not None:
+        flags += ["--revision", model.revision]
+    if model.uri.startswith("hf://") and model.cache.size_limit_bytes is not None:
+        # A kubelet would evict the pod in the middle of the download, again and again.
+        flags += ["--hub-limit", str(model.cache.size_limit_bytes)]
+    return flags
 
 
 def _static(spec: ServiceSpec) -> list[str]:
@@ -137,6 +149,7 @@ def _placed(spec: ServiceSpec, placement: Placement) -> list[str]:
         ("--api-keys", placement.api_keys if spec.security.api_key_secret_ref else None),
         ("--admin-public-key", placement.admin_public_key),
         ("--admin-audience", placement.admin_audience),
+        ("--hub-ca-file", placement.hub_ca_file if from_hub(spec) else None),
         ("--leaving-time", None if placement.leaving_time_s is None else _number(placement.leaving_time_s)),
         ("--log-format", placement.log_format),
     )

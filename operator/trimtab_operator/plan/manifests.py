@@ -11,15 +11,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 from trimtab_operator import names
 from trimtab_operator.api.service import InferenceService, ServiceSpec
 from trimtab_operator.api.status import Recommendation, Resolved
 from trimtab_operator.plan.drift import digest
-from trimtab_operator.plan.engine_flags import PVC_MOUNT, Placement, engine_arguments
+from trimtab_operator.plan.engine_flags import PVC_MOUNT, Placement, engine_arguments, from_hub
 from trimtab_operator.plan.live import live_document
 from trimtab_operator.plan.overlay import overlay_pod_template
-from trimtab_operator.plan.template import template_hash
+from trimtab_operator.plan.template import engine_environment, template_hash
 
 SERVING_PORT = 8000
 ADMIN_PORT = 8001
@@ -28,9 +29,18 @@ GRACE_MARGIN_S = 15  # for the engine to end by itself after its drain limit
 USER_ID = 65532  # any non-root id: the image does not depend on it
 LIVE_DIRECTORY = "/etc/trimtab/live"
 KEYS_DIRECTORY = "/etc/trimtab/api-keys"
+HUB_ENDPOINT_KEY, HUB_CA_KEY = "hub-endpoint", "hub-ca.pem"  # of the live ConfigMap
 HOME = "/var/lib/trimtab"  # caches (converted weights, compiled kernels) live below it
 
 Manifest = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Hub:
+    """Where models of hf:// come from, as the operator was told. None: the public hub, the system's authorities."""
+
+    endpoint: str | None = None
+    ca_pem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +52,7 @@ class Context:
     operator_namespace: str = "trimtab-system"
     generation: int = 1  # of the live document
     recommendation: Recommendation | None = None
+    hub: Hub = field(default_factory=Hub)
     surge: int | None = None  # strategy Auto found no room: 0
     replicas: int | None = None  # strategy Recreate waits for old pods to be gone: 0
     template: Manifest | None = None  # the pods' template as it was built before; None: build it
@@ -95,6 +106,11 @@ def live_config_map(service: InferenceService, context: Context) -> Manifest:
     built["data"] = {"live.json": json.dumps(document, indent=2, sort_keys=True) + "\n"}
     if context.admin_public_key is not None:
         built["data"]["admin.pem"] = context.admin_public_key
+    if from_hub(service.spec):
+        # Here and not in the pod template, so that another hub restarts nobody who has a model.
+        built["data"][HUB_CA_KEY] = context.hub.ca_pem or ""
+        if context.hub.endpoint is not None:
+            built["data"][HUB_ENDPOINT_KEY] = context.hub.endpoint
     return built
 
 
@@ -139,7 +155,7 @@ def disruption_budget(service: InferenceService) -> Manifest | None:
 
 
 def network_policy(service: InferenceService, context: Context) -> Manifest:
-    """The serving port for `ingressFrom` (or everyone), the admin port for the operator alone."""
+    """In: the serving port for `ingressFrom` (or everyone), the admin port for the operator alone. Out: a download, or nothing."""
     serving: dict[str, Any] = {"ports": [{"port": "http", "protocol": "TCP"}]}
     peers = service.spec.security.network_policy.ingress_from
     if peers:
@@ -152,10 +168,30 @@ def network_policy(service: InferenceService, context: Context) -> Manifest:
     built = _object(service, "networking.k8s.io/v1", "NetworkPolicy", names.network_policy(service.name))
     built["spec"] = {
         "podSelector": {"matchLabels": names.selector(service.name)},
-        "policyTypes": ["Ingress"],
+        "policyTypes": ["Ingress", "Egress"],
         "ingress": [serving, admin],
+        "egress": _egress(service.spec, context.hub) if from_hub(service.spec) else [],
     }
     return built
+
+
+def _egress(spec: ServiceSpec, hub: Hub) -> list[Manifest]:
+    """Names, and the hub's port anywhere: where it redirects a download to cannot be known."""
+    own = [word.partition("=")[2] for word in spec.engine.extra_args if word.startswith("--hub-endpoint=")]
+    own += [value for name, value in engine_environment(spec).items() if name == "HF_ENDPOINT"]
+    ports = {443, *(_port(endpoint) for endpoint in (hub.endpoint, *own) if endpoint is not None)}
+    return [
+        {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]},
+        {"ports": [{"port": port, "protocol": "TCP"} for port in sorted(ports)]},
+    ]
+
+
+def _port(endpoint: str) -> int:
+    standard = 80 if endpoint.startswith("http://") else 443
+    try:
+        return urlsplit(endpoint).port or standard
+    except ValueError:  # the engine will say what is wrong with it
+        return standard
 
 
 def deployment(service: InferenceService, context: Context) -> Manifest:
@@ -236,6 +272,7 @@ def _container(service: InferenceService, resolved: Resolved) -> Manifest:
         api_keys=f"{KEYS_DIRECTORY}/{keys.key}" if keys is not None else None,
         admin_public_key=f"{LIVE_DIRECTORY}/admin.pem",
         admin_audience="$(POD_UID)",  # Kubernetes fills it in from env
+        hub_ca_file=f"{LIVE_DIRECTORY}/{HUB_CA_KEY}",
         leaving_time_s=ENDPOINT_SPREAD_S,
         log_format="json",
     )
@@ -243,7 +280,7 @@ def _container(service: InferenceService, resolved: Resolved) -> Manifest:
         "name": names.ENGINE_CONTAINER,
         "image": spec.engine.image or resolved.image,
         "args": engine_arguments(spec, placement),
-        "env": _environment(spec),
+        "env": _environment(service),
         "ports": [
             {"name": "http", "containerPort": SERVING_PORT, "protocol": "TCP"},
             {"name": "admin", "containerPort": ADMIN_PORT, "protocol": "TCP"},
@@ -275,11 +312,15 @@ def _probe(path: str, period_s: int, failures: int) -> Manifest:
     }
 
 
-def _environment(spec: ServiceSpec) -> list[Manifest]:
+def _environment(service: InferenceService) -> list[Manifest]:
+    spec = service.spec
     env: list[Manifest] = [
         {"name": "POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
         {"name": "HOME", "value": HOME},
     ]
+    if from_hub(spec):
+        endpoint = {"name": names.live_config_map(service.name), "key": HUB_ENDPOINT_KEY, "optional": True}
+        env.append({"name": "HF_ENDPOINT", "valueFrom": {"configMapKeyRef": endpoint}})
     token = spec.model.token_secret_ref if spec.model is not None else None
     if token is not None:
         reference = {"name": token.name, "key": token.key}

@@ -6,6 +6,7 @@ for its live config (`read_back`), which comes in from outside.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -13,6 +14,7 @@ from typing import Any
 
 from trimtab_operator import names
 from trimtab_operator.plan import failures
+from trimtab_operator.plan.loading import is_moving
 from trimtab_operator.plan.rollout import Phase, Replica
 from trimtab_operator.quantities import parse_quantity
 
@@ -32,6 +34,9 @@ _PLACEMENT = (
 _CONFIG = frozenset({"CreateContainerConfigError", "CreateContainerError"})
 # A kubelet writes Ready=False when the pod starts; a later change means that it was True in between.
 _EVER_READY_AFTER_S = 2.0
+# A scheduler's words about volume claims. They say nothing of room on the nodes.
+_CLAIM_MISSING = re.compile(r'persistentvolumeclaim "[^"]*" (not found|is being deleted)', re.IGNORECASE)
+_CLAIM_UNBOUND = re.compile(r"unbound immediate PersistentVolumeClaims", re.IGNORECASE)
 
 
 def unix(time: str | None) -> float:
@@ -89,14 +94,30 @@ def admin_reachable(pod: Json) -> bool:
     return is_ready(pod) and not leaving(pod) and bool(pod.get("status", {}).get("podIP"))
 
 
-def replica(pod: Json, read_back: Json | None = None, rejected: int | None = None) -> Replica:
-    """One pod. `read_back` is the engine's own account of its live config, `rejected` the generation it refused."""
+def loads(pod: Json) -> bool:
+    """Whether its engine runs and was not ready yet: its admin port can say how far it is."""
+    status = pod.get("status", {})
+    engine = _engine_status(status)
+    running = "running" in engine.get("state", {}) and not engine.get("started")
+    return running and bool(status.get("podIP")) and not leaving(pod) and not over(pod)
+
+
+def replica(
+    pod: Json, read_back: Json | None = None, rejected: int | None = None, loading: str | None = None
+) -> Replica:
+    """One pod. `read_back` is the engine's own account of its live config, `rejected` the generation it refused, `loading`
+    how far its download is."""
     metadata, status = pod["metadata"], pod.get("status", {})
     engine = _engine_status(status)
     state = engine.get("state", {})
     ready = is_ready(pod) and not leaving(pod)
     was_ready = _was_ready(pod, engine)
     failure, message = _failure(pod, engine, was_ready)
+    # After a failed start only bytes are good news: each further try begins with a question to the hub.
+    if loading is not None and (failure is None or is_moving(loading)):
+        failure, message = None, loading
+    else:
+        loading = None
     return Replica(
         name=metadata["name"],
         template_hash=template_hash(pod),
@@ -109,6 +130,7 @@ def replica(pod: Json, read_back: Json | None = None, rejected: int | None = Non
         failed_s=_failed_s(engine),
         failure=failure,
         message=message,
+        downloading=loading is not None,
         unschedulable_since_s=_unschedulable_since_s(pod),
         incumbent_generation=None if read_back is None else int(read_back["incumbent"]["generation"]),
         generation_rejected=rejected,
@@ -162,7 +184,8 @@ def _failure(pod: Json, engine: Json, was_ready: bool) -> tuple[str | None, str]
     """Reason (one of `names`) and message, for people."""
     scheduled = _condition(pod, "PodScheduled")
     if scheduled.get("status") == "False":
-        return None, str(scheduled.get("message", ""))
+        text = str(scheduled.get("message", ""))
+        return names.MODEL_LOAD_FAILED if _CLAIM_MISSING.search(text) else None, text
     status = pod.get("status", {})
     for container in (*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])):
         waiting = container.get("state", {}).get("waiting", {})
@@ -194,6 +217,9 @@ def _failure(pod: Json, engine: Json, was_ready: bool) -> tuple[str | None, str]
 
 def _unschedulable_since_s(pod: Json) -> float | None:
     scheduled = _condition(pod, "PodScheduled")
+    text = str(scheduled.get("message", ""))
+    if _CLAIM_MISSING.search(text) or _CLAIM_UNBOUND.search(text):
+        return None  # it waits for a volume, and making room would not help
     if scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable":
         return unix(scheduled.get("lastTransitionTime"))
     return None

@@ -42,6 +42,7 @@ class Replica:
     failed_s: float | None = None  # when the process ended, in phase Failed
     failure: str | None = None  # one of the reasons in `names`
     message: str = ""
+    downloading: bool = False  # the message says how far
     unschedulable_since_s: float | None = None  # no place (GPU, memory) for it
     incumbent_generation: int | None = None  # read back; a candidate's lease does not count; None: unknown
     generation_rejected: int | None = None  # the engine refused this one
@@ -149,6 +150,7 @@ class RolloutStatus:
     progressing: bool
     stalled: bool = False
     rejected: tuple[str, ...] = ()  # replicas that refused the live document
+    downloading: str | None = None  # how far the first replica is that fetches its model
 
     @property
     def is_ready(self) -> bool:
@@ -346,6 +348,7 @@ def _status(
         progressing=not stalled and (acting or not done or bool(leaving)),
         stalled=stalled,
         rejected=tuple(r.name for r in (*current, *old) if r.generation_rejected == desired.generation),
+        downloading=next((f"{r.name} {r.message}" for r in current if r.downloading and not r.ready), None),
     )
 
 
@@ -377,7 +380,8 @@ def _verdict(
         kept = f"; {serving} old replica{' goes' if serving == 1 else 's go'} on serving" if old else ""
         if replica.failure in names.FATAL_REASONS:
             return str(replica.failure), f"{replica.name} cannot start{detail}{kept}", True
-        if waited >= desired.progress_deadline_s:
+        # A download that moves is progress, however big the model; one that does not move ends by itself.
+        if waited >= desired.progress_deadline_s and not replica.downloading:
             reason = replica.failure or names.PROGRESS_DEADLINE_EXCEEDED
             detail = detail or ": it runs, and /ready has not said yes yet"
             if replica.unschedulable_since_s is not None and not leaving:

@@ -167,6 +167,8 @@ def _model_loaded(condition: _Make, rollout: RolloutStatus) -> Condition:
         return condition(names.MODEL_LOADED, False, names.MODEL_LOAD_FAILED, rollout.message)
     if rollout.wanted == 0:
         return condition(names.MODEL_LOADED, None, rollout.reason, "no replica is wanted")
+    if rollout.downloading is not None:
+        return condition(names.MODEL_LOADED, False, names.MODEL_DOWNLOADING, rollout.downloading)
     loaded = rollout.ready >= rollout.wanted
     message = f"{rollout.ready} of {rollout.wanted} replicas have loaded the model"
     return condition(
@@ -223,6 +225,8 @@ def _model(
         state = "FailedToLoad"
     elif rollout.total == 0:
         state = "Pending"
+    elif rollout.downloading is not None:
+        state = "Downloading"
     else:
         state = "Loaded" if rollout.ready >= rollout.wanted else "Loading"
     return ModelStatus(served_name(service.spec.model), state, failure)

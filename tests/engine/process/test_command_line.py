@@ -21,7 +21,7 @@ from trimtab_engine.server.options import ServerOptions
 
 
 def parse(*flags: str) -> argparse.Namespace:
-    return build_parser().parse_args(["serve", "some/model", *flags])
+    return build_parser().parse_args(["serve", "hf://some/model", *flags])
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -36,7 +36,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_no_flag_at_all_gives_the_defaults_of_the_types() -> None:
     config, options, incumbent, boot_error = configuration(parse())
-    assert config == EngineConfig(model="some/model")
+    assert config == EngineConfig(model="hf://some/model")
     assert options == ServerOptions(served_model_name="model")
     assert incumbent.config == LiveConfig()
     assert (incumbent.generation, incumbent.source, boot_error) == (0, "Spec", None)
@@ -71,6 +71,8 @@ def test_every_field_has_a_flag_that_binds(tmp_path: Path) -> None:
             *("--trusted-tenant-header", "X-Tenant", "--log-format", "json", "--served-model-name", "name"),
             *("--client-stall-timeout", "9", "--fair-tenants", "--swap-memory", "64Mi"),
             *("--step-model", str(model)),
+            *("--revision", "v1", "--hub-endpoint", "https://hub", "--hub-ca-file", "ca"),
+            *("--hub-patience", "1m", "--hub-limit", "1Gi"),
         )
     )
     engine_defaults, server_defaults = EngineConfig(model=""), ServerOptions(served_model_name="")

@@ -166,7 +166,7 @@ def test_wrong_file_is_explained(tmp_path: Path, text: str | None, wants: str) -
         ("file:///nowhere/model", "nothing is at /nowhere/model"),
         ("package://no_such_package/model.gguf", "'no_such_package' is not installed"),
         ("package://yaml/model.gguf", "it has no 'model.gguf'"),
-        ("hf://org/model", "downloads from a hub are not there yet"),
+        ("pvc://claim/model", "local mode has no volume claims; use file://, package:// or hf://"),
         ("model", "spec.model.uri: 'model' is not allowed; hf://"),
     ],
 )

@@ -73,6 +73,39 @@ def write_certificates(folder: Path, node_ip: str, service_ip: str) -> None:
     )
 
 
+def write_server_pair(folder: Path, hosts: Sequence[str]) -> tuple[Path, Path, Path]:
+    """A fresh authority and one server's pair → files of (authority, certificate, key)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    authority_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    authority_name = _name("trimtab-test-hub-ca", None)
+    # Python's strict verification wants the key usage said.
+    usage = x509.KeyUsage(
+        digital_signature=True, content_commitment=False, key_encipherment=False, data_encipherment=False,
+        key_agreement=False, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+    subject_id = x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key())
+    authority = (
+        _builder(authority_name, authority_name, authority_key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(subject_id, critical=False)
+        .sign(authority_key, hashes.SHA256())
+    )
+    certificate = (
+        _builder(_name("hub", None), authority_name, key.public_key())
+        .add_extension(x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(subject_id), critical=False
+        )
+        .sign(authority_key, hashes.SHA256())
+    )
+    ca_file, certificate_file, key_file = (folder / name for name in ("hub-ca.pem", "hub.crt", "hub.key"))
+    ca_file.write_bytes(authority.public_bytes(serialization.Encoding.PEM))
+    certificate_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    _write_key(key_file, key)
+    return ca_file, certificate_file, key_file
+
+
 def write_kubeconfig(path: Path, pki: Path, server: str) -> None:
     """A kubeconfig for the cluster's admin, complete in itself (certificates inlined). JSON is YAML."""
 

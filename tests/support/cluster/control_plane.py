@@ -36,7 +36,13 @@ _CONTROLLERS = (
     *("deployment-controller", "replicaset-controller", "statefulset-controller", "daemonset-controller"),
     *("job-controller", "cronjob-controller", "ttl-after-finished-controller", "endpointslice-controller"),
     *("disruption-controller", "horizontal-pod-autoscaler-controller", "node-lifecycle-controller"),
-    *("taint-eviction-controller", "resourcequota-controller", "clusterrole-aggregation-controller"),
+    *("persistentvolume-binder-controller", "persistentvolume-protection-controller"),
+    *(
+        "persistentvolumeclaim-protection-controller",
+        "taint-eviction-controller",
+        "resourcequota-controller",
+        "clusterrole-aggregation-controller",
+    ),
 )
 
 

@@ -220,7 +220,6 @@ class Pod:
             self._node.api,
             self._pod,
             self._folder / "volumes",
-            self._node.folder / "claims",
             self._network.ip,
             self._node.address,
         )

@@ -2,7 +2,7 @@
 
 As a kubelet does it: every file is a link through `..data`, which is swapped in one rename, so a reader sees the old content or
 the new, never a mixture. Supported: emptyDir, configMap, secret, projected (those, downwardAPI, serviceAccountToken), downwardAPI,
-hostPath. A persistentVolumeClaim is a folder of the node that outlives pods.
+hostPath, and a persistentVolumeClaim whose PersistentVolume is a hostPath.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _DATA = "..data"
 class Volumes:
     """The volumes of one pod, below one folder."""
 
-    def __init__(self, api: Api, pod: Json, folder: Path, claims: Path, pod_ip: str, host_ip: str) -> None:
-        """folder: the pod's own; claims: where this node keeps what persistentVolumeClaims hold."""
+    def __init__(self, api: Api, pod: Json, folder: Path, pod_ip: str, host_ip: str) -> None:
+        """folder: the pod's own."""
         self._api = api
         self._pod = pod
         self._folder = folder
-        self._claims = claims
+        self._claims: dict[str, Path] = {}  # by name of the claim
         self._ips = (pod_ip, host_ip)
         self._reader = Reader(api, pod["metadata"]["namespace"])
         self._tokens: dict[str, tuple[bytes, float]] = {}
@@ -40,13 +40,16 @@ class Volumes:
         if "hostPath" in volume:
             return Path(str(volume["hostPath"]["path"]))
         if "persistentVolumeClaim" in volume:
-            claim = volume["persistentVolumeClaim"]["claimName"]
-            return self._claims / str(self._pod["metadata"]["namespace"]) / str(claim)
+            return self._claims[str(volume["persistentVolumeClaim"]["claimName"])]
         return self._folder / name
 
     async def prepare(self) -> None:
         """Make all of them; raises ConfigError while something they need is missing."""
         for volume in self._pod["spec"].get("volumes", []):
+            if "persistentVolumeClaim" in volume:
+                claim = str(volume["persistentVolumeClaim"]["claimName"])
+                self._claims[claim] = await self._claimed(claim)
+                continue
             path = self.path(volume["name"])
             if "hostPath" not in volume:
                 path.mkdir(parents=True, exist_ok=True)
@@ -84,6 +87,21 @@ class Volumes:
             if kind in volume:
                 return None
         raise ConfigError(f"this node agent knows no volume of kind {sorted(set(volume) - {'name'})}")
+
+    async def _claimed(self, name: str) -> Path:
+        """The folder behind a claim; ConfigError while there is none, as a kubelet waits for it."""
+        claims = f"/api/v1/namespaces/{self._pod['metadata']['namespace']}/persistentvolumeclaims"
+        try:
+            claim = await self._api.get(f"{claims}/{name}")
+            volume = claim["spec"].get("volumeName")
+            if volume is None or claim.get("status", {}).get("phase") != "Bound":
+                raise ConfigError(f'persistentvolumeclaim "{name}" is not bound')
+            spec = (await self._api.get(f"/api/v1/persistentvolumes/{volume}"))["spec"]
+        except ApiError as error:
+            raise ConfigError(str(error)) from error
+        if "hostPath" not in spec:
+            raise ConfigError(f'this node agent knows only hostPath volumes; "{volume}" is another')
+        return Path(str(spec["hostPath"]["path"]))
 
     async def _source(self, source: Json) -> dict[str, bytes]:
         if "serviceAccountToken" in source:
