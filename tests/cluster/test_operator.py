@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -166,56 +165,3 @@ def test_at_rest_nothing_is_written(kubectl: Kubectl, running: OperatorProcess, 
             break
     assert after == before
     assert running.healthy()
-
-
-@pytest.mark.slow
-def test_a_rollout_with_all_gpus_taken_makes_its_own_room_and_drops_nothing(
-    kubectl: Kubectl, running: OperatorProcess, model: Path
-) -> None:
-    made = service(model, replicas=2)
-    made["spec"]["podTemplate"]["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": 2}}
-    kubectl.apply(made)
-    wait_ready(kubectl)
-    before = {pod["metadata"]["uid"] for pod in engines(kubectl)}
-    address = kubectl.get("service", "chat")["spec"]["clusterIP"]
-    body = {"model": "tiny", "prompt": "hello", "max_tokens": 8, "ignore_eos": True}
-    failed: list[str] = []
-    count = 0
-    done = threading.Event()
-
-    def load() -> None:
-        nonlocal count
-        while not done.is_set():
-            count += 1
-            try:
-                answer = httpx.post(f"http://{address}:8000/v1/completions", json=body, timeout=60)
-            except httpx.HTTPError as error:
-                failed.append(repr(error))
-            else:
-                if answer.status_code != 200:
-                    failed.append(f"{answer.status_code} {answer.text}")
-            time.sleep(0.1)
-
-    sender = threading.Thread(target=load)
-    sender.start()
-    try:
-        kubectl("patch", "infsvc", "chat", "--type=merge", "-p", '{"spec": {"engine": {"maxModelLen": 512}}}')
-        found = kubectl.wait_for(
-            "waiting for room",
-            "infsvc",
-            "chat",
-            condition=lambda r: "nvidia.com/gpu" in condition(r, "Ready").get("message", ""),
-        )
-        assert condition(found, "Ready")["reason"] == "RolloutInProgress"
-        assert condition(found, "Available")["status"] == "True"
-        kubectl.wait_for("without surge", "deployment", "chat-engine", timeout_s=100,
-                         condition=lambda d: d["spec"]["strategy"]["rollingUpdate"]["maxSurge"] == 0)  # fmt: skip
-        kubectl("wait", "infsvc/chat", "--for=condition=Ready", "--timeout=150s", timeout_s=160)
-    finally:
-        done.set()
-        sender.join()
-    assert not before & {pod["metadata"]["uid"] for pod in engines(kubectl)}
-    assert failed == []
-    assert count > 50
-    kubectl.wait_for("surge again", "deployment", "chat-engine",
-                     condition=lambda d: d["spec"]["strategy"]["rollingUpdate"]["maxSurge"] == 1)  # fmt: skip

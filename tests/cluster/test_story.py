@@ -43,7 +43,7 @@ def test_the_life_of_a_service(
     kubectl("apply", "-f", str(file))
     kubectl("wait", "--for=condition=Ready", "infsvc/chat", f"--timeout={READY_S}s", timeout_s=READY_S + 10)
     assert row(kubectl("get", "infsvc")) == {
-        "NAME": "chat", "MODEL": "tiny", "READY": "True", "REASON": "Serving", "REPLICAS": "2/2",
+        "NAME": "chat", "MODEL": "tiny", "READY": "True", "AVAILABLE": "True", "REASON": "Serving", "REPLICAS": "2/2",
         "POLICY": "fcfs", "BATCHTOKENS": "512", "SLO": "Unknown",
     }  # fmt: skip
     at_first = engines(kubectl)

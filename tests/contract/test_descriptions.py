@@ -117,7 +117,7 @@ def test_printer_columns_read_like_a_notebook(kind: str) -> None:
     columns = crds.definition(kind)["spec"]["versions"][0]["additionalPrinterColumns"]
     want = {
         names.SERVICE_KIND: [
-            "Model", "Ready", "Reason", "Replicas", "Policy", "BatchTokens", "SLO", "URL", "Age",
+            "Model", "Ready", "Available", "Reason", "Replicas", "Policy", "BatchTokens", "SLO", "URL", "Age",
         ],
         names.RUN_KIND: ["Service", "Phase", "Trials", "Incumbent", "Candidate", "P99 ITL", "Verdict", "Age"],
     }  # fmt: skip

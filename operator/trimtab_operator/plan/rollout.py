@@ -370,7 +370,7 @@ def _verdict(
             False,
         )
     if done:
-        return names.SERVING, f"{ready} of {desired.replicas} replicas are ready", False
+        return names.SERVING, f"{ready} of {desired.replicas} replicas ready", False
     for replica in current:
         if replica.ready or replica.was_ready:
             continue
@@ -396,7 +396,7 @@ def _verdict(
     if old:
         return (
             names.ROLLOUT_IN_PROGRESS,
-            f"{ready} of {desired.replicas} replicas are updated and ready, {len(old)} old ones are left{hint}",
+            f"{ready} of {desired.replicas} replicas updated and ready, {len(old)} old left{hint}",
             False,
         )
     if len(current) > desired.replicas:
@@ -406,9 +406,9 @@ def _verdict(
         detail = f": {failed.message}" if failed.message else ""
         return (
             names.PODS_NOT_READY,
-            f"{failed.name} ended{detail}; {ready} of {desired.replicas} replicas are ready",
+            f"{failed.name} ended{detail}; {ready} of {desired.replicas} replicas ready",
             False,
         )
     if len(current) < desired.replicas or any(not r.was_ready for r in current):
-        return names.SCALING_UP, f"{ready} of {desired.replicas} replicas are ready{hint}", False
-    return names.PODS_NOT_READY, f"{ready} of {desired.replicas} replicas are ready{hint}", False
+        return names.SCALING_UP, f"{ready} of {desired.replicas} replicas ready{hint}", False
+    return names.PODS_NOT_READY, f"{ready} of {desired.replicas} replicas ready{hint}", False

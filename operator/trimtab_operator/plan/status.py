@@ -118,7 +118,7 @@ def _conditions(service: InferenceService, rollout: RolloutStatus, facts: Facts)
             names.RECONCILING,
             rollout.progressing,
             _progress_reason(rollout),
-            rollout.message if rollout.progressing else "nothing to do",
+            _progress_message(rollout),
         ),
         condition(
             names.STALLED,
@@ -143,7 +143,11 @@ def _upgrade(condition: _Make, facts: Facts) -> list[Condition]:
     if facts.upgrade_available is None:
         return []
     if not facts.upgrade_available:
-        return [condition(names.UPGRADE_AVAILABLE, False, names.UP_TO_DATE, "")]
+        return [
+            condition(
+                names.UPGRADE_AVAILABLE, False, names.UP_TO_DATE, "pods are as this operator builds them"
+            )
+        ]
     message = (
         "pods go on as another version or setting of the operator built them; this one's come with the next restart, "
         "or with spec.rollout.upgradePolicy Auto"
@@ -157,9 +161,17 @@ def _condition(generation: int, kind: str, status: bool | None, reason: str, mes
 
 
 def _progress_reason(rollout: RolloutStatus) -> str:
+    if rollout.stalled:
+        return rollout.reason
     if not rollout.progressing:
         return names.UP_TO_DATE
     return names.DRAINING if rollout.is_ready and rollout.draining else rollout.reason
+
+
+def _progress_message(rollout: RolloutStatus) -> str:
+    if rollout.stalled:
+        return "nothing goes on before something is changed: see Stalled"
+    return rollout.message if rollout.progressing else "nothing to do"
 
 
 def _model_loaded(condition: _Make, rollout: RolloutStatus) -> Condition:
