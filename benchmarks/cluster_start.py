@@ -71,9 +71,7 @@ def main() -> None:
 
 def find_binaries(environment: dict[str, str]) -> None:
     """Build now what is not cached, so that no repeat pays for it."""
-    code = (
-        "from support.cluster import binaries, host_tools; binaries.find_or_build(); host_tools.search_path()"
-    )
+    code = "from support.cluster import binaries, host_tools; binaries.find_all(); host_tools.search_path()"
     subprocess.run([sys.executable, "-P", "-c", code], env=environment, check=True)
 
 
@@ -108,7 +106,7 @@ def cold_build(environment: dict[str, str]) -> float:
     """Seconds for all binaries with empty caches of ours and of the Go compiler; modules are taken from Go's module cache."""
     with tempfile.TemporaryDirectory() as folder:
         begun = time.monotonic()
-        code = "from support.cluster import binaries; binaries.find_or_build()"
+        code = "from support.cluster import binaries; binaries.find_all()"
         cold = {"TRIMTAB_CACHE": str(Path(folder, "trimtab")), "GOCACHE": str(Path(folder, "go"))}
         subprocess.run([sys.executable, "-P", "-c", code], env={**environment, **cold}, check=True)
         return time.monotonic() - begun

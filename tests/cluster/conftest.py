@@ -46,7 +46,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     try:
         if existing() is not None:
             return
-        programs = binaries.find_or_build()
+        programs = binaries.find_all()
         host_tools.search_path()
         problem = namespace.probe()
         if problem is not None:
@@ -67,8 +67,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     )
     os.chdir(session.config.invocation_params.dir)
     sys.stdout.flush()
-    environment = {"PYTHONPATH": str(_TESTS), "KUBEBUILDER_ASSETS": str(programs)}
-    os.execve(command[0], command, {**os.environ, **environment})
+    os.execve(command[0], command, {**os.environ, "PYTHONPATH": str(_TESTS), **programs})
 
 
 @pytest.fixture(scope="session")

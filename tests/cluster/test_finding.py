@@ -63,8 +63,20 @@ def test_a_folder_of_assets_must_hold_every_program(monkeypatch: pytest.MonkeyPa
 def test_without_go_and_assets_the_reason_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("KUBEBUILDER_ASSETS", raising=False)
     monkeypatch.setattr(shutil, "which", lambda *_args, **_options: None)
-    with pytest.raises(Unavailable, match="no Go on this machine"):
+    with pytest.raises(Unavailable, match=r"no Go on this machine"):
         find_or_build()
+
+
+def test_helm_is_found_in_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRIMTAB_HELM_ASSETS", str(tmp_path))
+    with pytest.raises(Unavailable, match=r"lacks helm$"):
+        find_or_build(binaries.HELM)
+    (tmp_path / "helm").touch(mode=0o755)
+    assert find_or_build(binaries.HELM) == tmp_path
+    monkeypatch.delenv("TRIMTAB_HELM_ASSETS")
+    monkeypatch.setattr(shutil, "which", lambda *_args, **_options: None)
+    with pytest.raises(Unavailable, match="or set TRIMTAB_HELM_ASSETS to a folder with helm"):
+        find_or_build(binaries.HELM)
 
 
 def test_the_tool_module_names_one_version_everywhere() -> None:

@@ -52,9 +52,7 @@ def main() -> int:
     try:
         if options.command == "build":
             signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a build ends with us
-            for module in binaries.MODULES:
-                binaries.find_or_build(module)
-        binaries.find_or_build()
+        os.environ.update(binaries.find_all())
         os.environ["PATH"] = host_tools.search_path()
         problem = namespace.probe()
         if problem is not None:

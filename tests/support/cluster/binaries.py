@@ -45,8 +45,19 @@ KUBERNETES = ToolModule(
     assets="KUBEBUILDER_ASSETS",
     linker_flags=lambda: _version_flags(),
 )
+HELM = ToolModule(
+    "helm",
+    {"helm": "helm.sh/helm/v4/cmd/helm"},
+    cache="helm",
+    assets="TRIMTAB_HELM_ASSETS",
+    linker_flags=lambda: _helm_flags(),
+)
+#: The Lua interpreter that Argo CD embeds.
+GLUA = ToolModule(
+    "glua", {"glua": "github.com/yuin/gopher-lua/cmd/glua"}, cache="glua", assets="TRIMTAB_GLUA_ASSETS"
+)
 #: All that `python -m support.cluster build` makes sure of.
-MODULES = (KUBERNETES,)
+MODULES = (KUBERNETES, HELM, GLUA)
 _SIGN_OF_LIFE_S = 30.0  # between lines of progress, for a log that somebody watches
 
 
@@ -83,17 +94,27 @@ def find_or_build(module: ToolModule = KUBERNETES) -> Path:
     return folder
 
 
+def find_all() -> dict[str, str]:
+    """All of it, as the environment by which a child process finds it without Go; raises Unavailable."""
+    return {module.assets: str(find_or_build(module)) for module in MODULES if module.assets is not None}
+
+
 def _go() -> str | None:
     return shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
 
 
 def kubernetes_version() -> str:
     """The version that go.mod names, as in `v1.37.2`."""
-    for line in (TOOL_MODULE / "go.mod").read_text().splitlines():
+    return _required(KUBERNETES, "k8s.io/kubernetes")
+
+
+def _required(module: ToolModule, path: str) -> str:
+    """The version of `path` that the module's go.mod requires."""
+    for line in (module.folder / "go.mod").read_text().splitlines():
         words = line.removeprefix("require ").split()
-        if len(words) == 2 and words[0] == "k8s.io/kubernetes":
+        if len(words) == 2 and words[0] == path:
             return words[1]
-    raise AssertionError(f"{TOOL_MODULE}/go.mod names no k8s.io/kubernetes")
+    raise AssertionError(f"{module.folder}/go.mod names no {path}")
 
 
 def _key(go: str, module: ToolModule) -> str:
@@ -141,6 +162,11 @@ def _wait(process: subprocess.Popen[bytes], program: str, begun: float) -> int:
         process.terminate()
         process.wait()
         raise
+
+
+def _helm_flags() -> str:
+    """The version as upstream's own builds set it."""
+    return f"-s -w -X helm.sh/helm/v4/internal/version.version={_required(HELM, 'helm.sh/helm/v4')}"
 
 
 def _version_flags() -> str:
