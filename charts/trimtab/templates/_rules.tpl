@@ -1,0 +1,55 @@
+{{- /* The operator's rights; docs/operator.md has the same as a table, and a test holds them equal. */ -}}
+
+{{- /* In every namespace that is served. */ -}}
+{{- define "trimtab.rules.served" -}}
+- apiGroups: [serving.trimtab.dev]
+  resources: [inferenceservices, tuningruns]
+  verbs: [get, list, watch]
+- apiGroups: [serving.trimtab.dev]
+  resources: [inferenceservices/status, tuningruns/status]
+  verbs: [patch]
+- apiGroups: [serving.trimtab.dev]
+  resources: [inferenceservices/finalizers]
+  verbs: [update]
+# What is always wanted is deleted by the garbage collector alone.
+- apiGroups: [""]
+  resources: [configmaps, services, serviceaccounts]
+  verbs: [get, list, watch, create, patch]
+- apiGroups: [apps]
+  resources: [deployments]
+  verbs: [get, list, watch, create, patch]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [monitoring.coreos.com]
+  resources: [podmonitors, prometheusrules]
+  verbs: [get, create, patch, delete]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list, watch]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [list, create, patch]
+{{- end -}}
+
+{{- /* In the operator's own namespace. */ -}}
+{{- define "trimtab.rules.home" -}}
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [get, create, update]
+- apiGroups: [""]
+  resources: [configmaps]
+  resourceNames: [{{ include "trimtab.fleet" . }}]
+  verbs: [get]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create, patch]
+{{- if .Values.adminKey.create }}
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [create]
+{{- end }}
+{{- end -}}
