@@ -10,6 +10,8 @@ import pytest
 import yaml
 
 from support.cluster.kubectl import Kubectl, KubectlError
+from support.crd_fields import every_field, spec_schema
+from trimtab_operator import crds, names
 
 ROOT = Path(__file__).resolve().parents[2]
 Json = dict[str, Any]
@@ -76,9 +78,46 @@ def test_status_is_a_subresource(with_crds: Kubectl) -> None:
     assert with_crds.get("infsvc", "chat")["status"]["readyReplicas"] == 7
 
 
-@pytest.mark.parametrize("path", ["infsvc.spec.engine", "infsvc.spec.tuning", "trun.spec", "infsvc.status"])
-def test_kubectl_explains_every_field(with_crds: Kubectl, path: str) -> None:
-    lines = with_crds("explain", path).split("FIELDS:")[1].splitlines()
-    fields = [line.split("\t")[0].strip() for line in lines if line.startswith("  ") and line[2:3].isalpha()]
-    assert len(fields) >= 3
-    assert "<no description>" not in "\n".join(lines)
+def listed(text: str) -> dict[str, str]:
+    """Fields of an explained object → their descriptions, in one line each."""
+    found: dict[str, str] = {}
+    name = ""
+    for line in text.split("FIELDS:")[1].splitlines():
+        if "\t" in line:
+            name = line.split()[0]
+            found[name] = ""
+        elif name and line.startswith("   "):  # not "enum: …"
+            found[name] += f" {line.strip()}"
+    return {name: " ".join(words.split()) for name, words in found.items()}
+
+
+def outline(text: str) -> set[str]:
+    """Dotted paths of everything that `kubectl explain --recursive` lists."""
+    found: set[str] = set()
+    way: list[tuple[int, str]] = []
+    for line in text.split("FIELDS:")[1].splitlines():
+        if "\t" not in line:
+            continue  # the choices of the field above
+        depth, name = len(line) - len(line.lstrip()), line.split()[0]
+        way = [*(step for step in way if step[0] < depth), (depth, name)]
+        found.add(".".join(step for _, step in way))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("short", "kind", "sections"),
+    [("infsvc", names.SERVICE_KIND, ["", "engine", "tuning.parameters"]), ("trun", names.RUN_KIND, [""])],
+)
+def test_kubectl_explains_every_field_in_its_own_words(
+    with_crds: Kubectl, short: str, kind: str, sections: list[str]
+) -> None:
+    for part in ("spec", "status"):
+        schema = crds.openapi(kind)["properties"][part]
+        want = {path.replace("[]", "") for path, _ in every_field(schema)}
+        assert outline(with_crds("explain", f"{short}.{part}", "--recursive")) == want
+    objects = {path: field.get("items", field) for path, field in every_field(spec_schema(kind))}
+    objects[""] = spec_schema(kind)
+    for path in sections:
+        found = listed(with_crds("explain", ".".join(filter(None, [short, "spec", path]))))
+        for name, field in objects[path]["properties"].items():
+            assert " ".join(field["description"].split()) in found[name], f"{path}.{name}"
