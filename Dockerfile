@@ -6,6 +6,7 @@
 ARG PYTHON_IMAGE=python:3.12.12-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
+ENV UV_NO_CACHE=1 UV_PYTHON_DOWNLOADS=never
 RUN pip install --no-cache-dir --disable-pip-version-check uv==0.13.9
 WORKDIR /src
 COPY constraints.txt pyproject.toml README.md LICENSE ./
@@ -16,10 +17,10 @@ COPY tuner tuner
 RUN uv build --wheel --out-dir /wheels .
 
 FROM build AS light
-RUN uv venv /opt/trimtab && uv pip install --python /opt/trimtab/bin/python --no-cache -c constraints.txt /wheels/*.whl
+RUN uv venv /opt/trimtab && uv pip install --python /opt/trimtab/bin/python -c constraints.txt /wheels/*.whl
 
 FROM build AS heavy
-RUN uv venv /opt/trimtab && uv pip install --python /opt/trimtab/bin/python --no-cache -c constraints.txt "$(ls /wheels/*.whl)[engine]"
+RUN uv venv /opt/trimtab && uv pip install --python /opt/trimtab/bin/python -c constraints.txt "$(ls /wheels/*.whl)[engine]"
 
 FROM ${PYTHON_IMAGE} AS base
 ENV PATH=/opt/trimtab/bin:$PATH PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 HOME=/tmp

@@ -25,6 +25,8 @@ from trimtab_engine.hub.files import HubFile
 from trimtab_engine.hub.patience import Transient
 
 TIMEOUT = httpx2.Timeout(30.0, connect=10.0)
+# Else a start would ask the public hub for a list of user agents, also where only a mirror may be asked.
+constants.HF_HUB_DISABLE_TELEMETRY = True
 
 
 class CannotResume(Transient):

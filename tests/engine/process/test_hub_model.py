@@ -37,6 +37,7 @@ def flags(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> li
     hub.requests.clear()
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("HF_TOKEN", "right")
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)  # whatever the library would ask by itself shows here too
     return ["--hub-endpoint", hub.url, "--hub-ca-file", str(hub.ca_file)]
 
 
@@ -98,6 +99,12 @@ def test_an_engine_killed_in_its_download_leaves_it_to_the_next_and_neighbours_s
                 assert complete(server)
     [asked] = [asked for asked in hub.requests if asked.cdn and asked.path.endswith(WEIGHTS)]
     assert asked.start > 0, "resumed"
+    strange = [
+        a.path
+        for a in hub.requests
+        if not a.cdn and "/resolve/" not in a.path and "/api/models/" not in a.path
+    ]
+    assert strange == [], "nothing is asked that a download does not need"
     assert len(hub.downloads()) == 1, "the small files were there, and the third fetched nothing"
 
 
