@@ -26,6 +26,7 @@ from support.cluster.control_plane import API_PORT, API_URL
 from support.cluster.kubectl import Kubectl
 
 Json = dict[str, Any]
+_KEPT_S = 30.0  # the API server closes idle connections after 90 s
 _TICK_HZ = os.sysconf("SC_CLK_TCK")
 
 
@@ -56,8 +57,9 @@ class BareClient:
     def call(self, method: str, path: str, body: Json | None = None, kind: str = "application/json") -> Json:
         """One request → its answer; AssertionError unless it is 2xx."""
         connection = getattr(self._local, "connection", None)
-        if connection is None:
+        if connection is None or time.monotonic() - self._local.used_s > _KEPT_S:
             connection = self._local.connection = self.connection()
+        self._local.used_s = time.monotonic()
         data = None if body is None else json.dumps(body).encode()
         connection.request(method, path, data, {"Content-Type": kind})
         answer = connection.getresponse()

@@ -130,6 +130,8 @@ class Scale:
 
     def _bar(self, words: str, total: int) -> Callable[[int], None]:
         task = self._progress.add_task(words, total=total)
+        if not self._progress.console.is_terminal:  # a log gets no bar before the end
+            self._progress.console.print(f"{time.strftime('%H:%M:%S')} {words} …")
 
         def show(done: int) -> None:
             self._progress.update(task, completed=done)
@@ -183,9 +185,12 @@ class Scale:
             edits.append(self._edit(client, number))
             self._settle()
             rss[f"edited {number + 1} times"] = rss_mb(pid)
-        series = sum(
-            not line.startswith("#") for line in httpx.get(f"{running.health_url}/metrics").text.splitlines()
-        )
+        text = httpx.get(f"{running.health_url}/metrics").text
+        series = sum(not line.startswith("#") for line in text.splitlines())
+        self._delete(client)
+        self._settle()
+        rss["deleted"] = rss_mb(pid)
+        left = int(running.metric("trimtab_operator_services"))
         requests = [*converged.requests, *after]
         idle = [request for request in rest.requests if request.writes]
         return {
@@ -205,6 +210,7 @@ class Scale:
             "edit_s": [round(edit.seconds, 1) for edit in edits],
             "requests_per_edit": [round(len(edit.requests) / self._count, 1) for edit in edits],
             "metric_series": series,
+            "services_after_deletion": left,
             "requests_by_kind": tally(requests),
             "converge_cpu_s": converged.cpu_s,
             "floor_cpu_s": floor.cpu_s,
@@ -258,6 +264,16 @@ class Scale:
             return watcher.wait(self._count, LIMIT_S, bar)
 
         return self._phase(work)
+
+    def _delete(self, client: BareClient) -> None:
+        bar = self._bar("services deleted, pods gone", self._count)
+        client.call("DELETE", f"{SERVICES}/namespaces/scale/inferenceservices")
+        left = self._count
+        while left:
+            found = client.call("GET", "/api/v1/namespaces/scale/pods?limit=1")
+            left = len(found["items"]) + int(found["metadata"].get("remainingItemCount", 0))
+            bar(self._count - left)
+            time.sleep(1.0)
 
 
 def _create_plain(client: BareClient, i: int) -> None:
