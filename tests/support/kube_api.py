@@ -1,7 +1,6 @@
 """A bare Kubernetes API for tests: the real etcd and kube-apiserver on loopback, no controllers, no nodes.
 
-Binaries come from the folder in KUBEBUILDER_ASSETS; without it the tests that need them are skipped with that reason, and fail
-instead when CI is set. Only processes started here are ended.
+Its programs are found or built as those of the whole test cluster. Only processes started here are ended.
 """
 
 from __future__ import annotations
@@ -30,6 +29,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from support.cluster import binaries
+from support.cluster.binaries import Unavailable
 from trimtab_operator import crds
 
 START_TIMEOUT_S = 120.0
@@ -46,21 +47,20 @@ class KubeApi:
     pids: tuple[int, ...]  # kube-apiserver, etcd
 
 
-def binaries() -> Path:
+def programs() -> Path:
     """The folder with etcd and kube-apiserver, or a skip (a failure in CI) that says what is missing."""
-    folder = os.environ.get("KUBEBUILDER_ASSETS", "")
-    if folder and all((Path(folder) / name).is_file() for name in ("etcd", "kube-apiserver")):
-        return Path(folder)
-    message = f"KUBEBUILDER_ASSETS={folder!r} holds no etcd and kube-apiserver"
-    if os.environ.get("CI"):
-        pytest.fail(message)
-    pytest.skip(message)
+    try:
+        return binaries.find_or_build()
+    except Unavailable as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error))
+        pytest.skip(str(error))
 
 
 @contextlib.contextmanager
 def kube_api() -> Iterator[KubeApi]:
     """Start both, install our CRDs, and end them again."""
-    assets = binaries()
+    assets = programs()
     with tempfile.TemporaryDirectory(prefix="trimtab-api-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         _certificates(folder)
