@@ -175,6 +175,7 @@ def full(cluster: Cluster, running: OperatorProcess, model: Path) -> Iterator[Ku
         yield kubectl
 
 
+@pytest.mark.slow
 def test_with_all_gpus_taken_a_rollout_makes_its_own_room_and_no_request_fails(full: Kubectl) -> None:
     before = uids(engines(full))
     with Load(address(full), long_tokens=2000) as load:
@@ -193,6 +194,7 @@ def test_with_all_gpus_taken_a_rollout_makes_its_own_room_and_no_request_fails(f
     wait_until(lambda: rolling(full) == {"maxSurge": 1, "maxUnavailable": 0})
 
 
+@pytest.mark.slow
 def test_one_replica_without_a_free_gpu_refuses_quickly_for_a_while_and_loses_nothing(full: Kubectl) -> None:
     full("scale", "infsvc", "chat", "--replicas=1")
     wait_settled(full, 1)
