@@ -40,6 +40,7 @@ CONFIG_APPLIED = "ConfigApplied"
 SLO_MET = "SLOMet"
 TUNING_READY = "TuningReady"
 UPGRADE_AVAILABLE = "UpgradeAvailable"
+MONITORING_READY = "MonitoringReady"
 
 # Reasons. Good news
 SERVING = "Serving"
@@ -67,8 +68,10 @@ UNSCHEDULABLE = "Unschedulable"
 IMAGE_PULL_FAILED = "ImagePullFailed"
 ENGINE_CRASHED = "EngineCrashed"
 CONTAINER_CONFIG_ERROR = "ContainerConfigError"
+FAILED_MOUNT = "FailedMount"
 PODS_NOT_CREATED = "PodsNotCreated"
 NAME_TAKEN = "NameTaken"
+KIND_NOT_FOUND = "KindNotFound"
 API_DENIED = "ApiDenied"
 ENGINE_REJECTED = "EngineRejected"
 INVALID_SPEC = "InvalidSpec"
@@ -84,6 +87,7 @@ TUNING_PAUSED = "Paused"
 TUNING_REVERTED = "Reverted"
 RECOMMENDATION_SUPERSEDED = "RecommendationSuperseded"
 CANDIDATE_REFUSED = "CandidateRefused"
+WAITING_FOR_TURN = "WaitingForTurn"
 SERVICE_NOT_FOUND = "ServiceNotFound"
 SERVICE_NOT_SERVED = "ServiceNotServed"
 TIME_LIMIT_REACHED = "TimeLimitReached"
@@ -92,6 +96,8 @@ UPGRADE_HELD = "HeldByPolicy"
 
 #: Failures that time does not mend: a person has to change something.
 FATAL_REASONS = frozenset({MODEL_LOAD_FAILED, IMAGE_PULL_FAILED, INVALID_SPEC, UNSUPPORTED, NAME_TAKEN})
+#: What a pod waits for is not there (a Secret, a claim): it goes on by itself once somebody has made it.
+MISSING_REASONS = frozenset({CONTAINER_CONFIG_ERROR, FAILED_MOUNT})
 
 #: Reasons of Stalled with which nothing of the spec was carried out.
 NOT_CARRIED_OUT_REASONS = frozenset({INVALID_SPEC, UNSUPPORTED, NAME_TAKEN, API_DENIED})
@@ -141,4 +147,14 @@ def disruption_budget(service: str) -> str:
 
 def network_policy(service: str) -> str:
     """NetworkPolicy."""
+    return f"{service}-engine"
+
+
+def pod_monitor(service: str) -> str:
+    """PodMonitor."""
+    return f"{service}-engine"
+
+
+def prometheus_rule(service: str) -> str:
+    """PrometheusRule."""
     return f"{service}-engine"

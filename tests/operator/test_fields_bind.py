@@ -24,7 +24,7 @@ from trimtab_operator.api.status import Resolved
 from trimtab_operator.cluster.observe import Key
 from trimtab_operator.cluster.slo import SloWatch
 from trimtab_operator.errors import InvalidResource
-from trimtab_operator.plan import cluster
+from trimtab_operator.plan import cluster, monitors
 from trimtab_operator.plan.engine_flags import Placement, engine_arguments
 from trimtab_operator.plan.live import effective, live_document, recommend
 from trimtab_operator.plan.manifests import Context, manifests
@@ -49,6 +49,19 @@ def live(*path: str | int) -> Probe:
         found: Any = live_document(s.spec, 1)["config"]
         for step in path:
             found = found[step] if not isinstance(step, int) or step < len(found) else None
+        return found
+
+    return probe
+
+
+def monitor(kind: str, *path: str) -> Probe:
+    """The same in the monitor of that kind, where the API server has both kinds."""
+
+    def probe(s: InferenceService) -> Any:
+        both = frozenset({"PodMonitor", "PrometheusRule"})
+        found: Any = next((m for m in monitors.manifests(s, both) if m["kind"] == kind), None)
+        for step in path:
+            found = found.get(step) if found is not None else None
         return found
 
     return probe
@@ -295,6 +308,14 @@ PROBES: dict[str, Binding] = {
     "podDisruptionBudget.maxUnavailable": Binding(
         manifest("PodDisruptionBudget", "spec", "maxUnavailable"), 2, 2, {"replicas": 3}
     ),
+    "monitoring.podMonitor.enabled": Binding(monitor("PodMonitor", "kind"), False, None),
+    "monitoring.podMonitor.labels": Binding(
+        monitor("PodMonitor", "metadata", "labels", "release"), {"release": "stack"}, "stack"
+    ),
+    "monitoring.prometheusRule.enabled": Binding(monitor("PrometheusRule", "kind"), False, None),
+    "monitoring.prometheusRule.labels": Binding(
+        monitor("PrometheusRule", "metadata", "labels", "release"), {"release": "stack"}, "stack"
+    ),
     "startupTimeout": Binding(
         manifest("Deployment", *CONTAINER, "startupProbe", "failureThreshold"), "10m", 120
     ),
@@ -356,13 +377,7 @@ ELSEWHERE = {
     "tuning.limits.canaryPods": "test_cluster_live.py::test_canary_pods_bound_how_many_try",
     "rollout.upgradePolicy": "test_cluster_plan.py::test_upgrade_policy_auto_takes_the_newer_default_at_once",
 }
-LATER = {
-    **{
-        path: "cluster mode: monitors"
-        for path in leaves(names.SERVICE_KIND)
-        if path.startswith("monitoring.")
-    },
-}
+LATER: dict[str, str] = {}
 
 
 def built(binding: Binding, path: str, *, changed: bool) -> InferenceService:

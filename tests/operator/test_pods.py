@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support.pods import T0, pod, terminated, waiting
+from support.pods import T0, moment, pod, terminated, waiting
 from trimtab_operator import names
 from trimtab_operator.plan import pods
 
@@ -121,3 +121,22 @@ def test_how_far_a_download_is_stands_in_the_message() -> None:
         assert again.failure == failure, "a question to the hub is no news after a failure, bytes are"
         assert again.downloading == (failure is None)
         assert (loading in again.message) == (failure is None)
+
+
+def test_a_pod_that_lacks_a_volume_is_asked_about_after_a_while_and_says_the_kubelets_words() -> None:
+    made = pod(state=waiting("ContainerCreating"), phase="Pending")
+    assert not pods.held_up(made, T0 + pods.CREATING_PATIENCE_S - 1)
+    assert pods.held_up(made, T0 + pods.CREATING_PATIENCE_S)
+    assert not pods.held_up(pod(), T0 + 100), "it runs"
+    assert not pods.held_up(pod(state=waiting("ContainerCreating"), deleting=True), T0 + 100)
+    events = [
+        {"reason": "FailedMount", "message": 'secret "old" not found', "lastTimestamp": moment(1)},
+        {"reason": "FailedMount", "message": 'secret "keys" not found', "lastTimestamp": moment(9)},
+        {"reason": "Unhealthy", "message": "a probe", "lastTimestamp": moment(20)},
+    ]
+    said = pods.complaint(events)
+    assert said == 'secret "keys" not found'
+    assert pods.complaint(events[2:]) is None
+    found = pods.replica(made, complaint=said)
+    assert (found.failure, found.message) == (names.FAILED_MOUNT, said)
+    assert pods.replica(pod(), complaint=said).failure is None, "what was said before it started is over"

@@ -328,3 +328,15 @@ def test_planner_keeps_its_promise_and_converges_whatever_happens(seed: int) -> 
 def test_planning_twice_from_the_same_observation_says_the_same() -> None:
     replicas = [running("a", "old"), starting("b"), running("c")]
     assert plan(WANTED, replicas, 5.0) == plan(WANTED, list(reversed(replicas)), 5.0)
+
+
+@pytest.mark.parametrize("reason", [names.FAILED_MOUNT, names.CONTAINER_CONFIG_ERROR])
+def test_what_a_pod_lacks_is_the_reason_from_the_start_and_stalls_only_after_the_deadline(
+    reason: str,
+) -> None:
+    lacking = starting("a", failure=reason, message='secret "keys" not found')
+    early = status(plan(WANTED, [lacking], 10.0))
+    assert (early.reason, early.stalled, early.progressing) == (reason, False, True)
+    assert 'secret "keys" not found' in early.message
+    late = status(plan(WANTED, [lacking], WANTED.progress_deadline_s + 1))
+    assert (late.reason, late.stalled) == (reason, True)

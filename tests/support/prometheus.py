@@ -21,15 +21,15 @@ from support.engine_server import wait_until
 TOOLS = Path(os.environ.get("TRIMTAB_CACHE", Path.home() / ".cache/trimtab")) / "tools"
 
 
-def prometheus_binary() -> str:
-    """Path of a prometheus. Without one the test is skipped with the cause, or failed where CI is set."""
-    found = shutil.which("prometheus", path=f"{os.environ.get('PATH', '')}:{TOOLS}/usr/bin")
+def prometheus_binary(name: str = "prometheus") -> str:
+    """Path of `prometheus` or `promtool`. Without it the test is skipped with the cause, or failed where CI is set."""
+    found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:{TOOLS}/usr/bin")
     if found:
         return found
     cause = _unpack()
     if cause is None:
-        return str(TOOLS / "usr/bin/prometheus")
-    message = f"no prometheus on PATH or in {TOOLS}, and Debian's package could not be unpacked: {cause}"
+        return str(TOOLS / "usr/bin" / name)
+    message = f"no {name} on PATH or in {TOOLS}, and Debian's package could not be unpacked: {cause}"
     if os.environ.get("CI"):
         pytest.fail(message)
     pytest.skip(message)
@@ -51,7 +51,8 @@ def _unpack() -> str | None:
         if cause is not None:
             return cause
         (TOOLS / "usr/bin").mkdir(parents=True, exist_ok=True)
-        Path(folder, "unpacked/usr/bin/prometheus").replace(TOOLS / "usr/bin/prometheus")
+        for name in ("prometheus", "promtool"):
+            Path(folder, "unpacked/usr/bin", name).replace(TOOLS / "usr/bin" / name)
     return None
 
 

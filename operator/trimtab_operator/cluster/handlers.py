@@ -32,7 +32,6 @@ def registry(
     index: RunIndex,
     store: Store,
     credentials: Credentials,
-    clusterwide: bool,
 ) -> kopf.OperatorRegistry:
     """All handlers, in a registry of their own. `seen` hears each service's resource version as the watch delivers it; what tells
     nothing new (what a look has read, or what we wrote ourselves) asks for no look."""
@@ -40,7 +39,7 @@ def registry(
 
     @kopf.on.startup(registry=built)
     async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
-        _configure(settings, clusterwide)
+        _configure(settings)
 
     @kopf.on.login(registry=built)
     async def login(**_: Any) -> kopf.ConnectionInfo:
@@ -88,11 +87,13 @@ def _place(kind: kinds.Kind) -> tuple[str, str] | tuple[str, str, str]:
     return (kind.group, kind.version, kind.plural) if kind.group else (kind.version, kind.plural)
 
 
-def _configure(settings: kopf.OperatorSettings, clusterwide: bool) -> None:
+def _configure(settings: kopf.OperatorSettings) -> None:
     """A silent watch is noticed within 70 s and reopened after 5 minutes at the latest; kopf itself writes nothing."""
     settings.posting.enabled = False
     settings.posting.loggers = False
-    settings.scanning.disabled = not clusterwide  # no list of CRDs and namespaces in a namespaced install
+    settings.scanning.disabled = (
+        True  # no list of CRDs and namespaces: ours are known, and no right is needed for it
+    )
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 310
     settings.watching.connect_timeout = 10

@@ -52,12 +52,14 @@ DEPLOYMENT = Kind("Deployment", "apps", "v1", "deployments")
 DISRUPTION_BUDGET = Kind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets")
 NETWORK_POLICY = Kind("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies")
 NAMESPACE = Kind("Namespace", "", "v1", "namespaces", namespaced=False)
+POD_MONITOR = Kind("PodMonitor", "monitoring.coreos.com", "v1", "podmonitors")
+PROMETHEUS_RULE = Kind("PrometheusRule", "monitoring.coreos.com", "v1", "prometheusrules")
 LEASE = Kind("Lease", "coordination.k8s.io", "v1", "leases")
 
-#: Kinds of a service's children.
+#: Kinds of a service's children that every cluster has; they are watched.
 CHILDREN = (SERVICE_ACCOUNT, CONFIG_MAP, CLUSTER_SERVICE, NETWORK_POLICY, DISRUPTION_BUDGET, DEPLOYMENT)
 BY_NAME = {
     kind.name: kind
     for kind in (SERVICE, RUN, POD, CONFIG_MAP, SECRET, EVENT, CLUSTER_SERVICE, SERVICE_ACCOUNT, DEPLOYMENT,
-                 DISRUPTION_BUDGET, NETWORK_POLICY, NAMESPACE, LEASE)
+                 DISRUPTION_BUDGET, NETWORK_POLICY, NAMESPACE, LEASE, POD_MONITOR, PROMETHEUS_RULE)
 }  # fmt: skip

@@ -155,12 +155,20 @@ class Kube:
         except NotFound:
             return None
 
-    def list(self, kind: Kind, namespace: str | None, labels: Mapping[str, str] | None = None) -> list[Json]:
-        """All objects of a namespace (None: of all), in pages; only those with all of `labels`."""
+    def list(
+        self,
+        kind: Kind,
+        namespace: str | None,
+        labels: Mapping[str, str] | None = None,
+        fields: Mapping[str, str] | None = None,
+    ) -> list[Json]:
+        """All objects of a namespace (None: of all), in pages; only those with all of `labels` and `fields`."""
         found: list[Json] = []
         query: dict[str, str] = {"limit": str(PAGE)}
         if labels:
             query["labelSelector"] = ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
+        if fields:
+            query["fieldSelector"] = ",".join(f"{key}={value}" for key, value in sorted(fields.items()))
         while True:
             page = self._call("GET", kind, kind.path(namespace), query)
             # Items of a list carry neither kind nor apiVersion.
@@ -169,6 +177,15 @@ class Kube:
             if not more:
                 return found
             query["continue"] = more
+
+    def served_kinds(self, group: str, version: str) -> frozenset[str]:
+        """Names of the kinds of an API group that the server has now. Discovery needs no right."""
+        what = Kind("APIResourceList", group, version, "")
+        try:
+            found = self._call("GET", what, f"/apis/{group}/{version}")
+        except NotFound:
+            return frozenset()
+        return frozenset(str(resource["kind"]) for resource in found["resources"])
 
     # Writes
 

@@ -24,6 +24,7 @@ from trimtab_operator.api.status import Resolved
 from trimtab_operator.cluster import handlers, tokens
 from trimtab_operator.cluster.engines import Engines
 from trimtab_operator.cluster.events import Recorder
+from trimtab_operator.cluster.fleet import FleetSwitch
 from trimtab_operator.cluster.health import HealthServer
 from trimtab_operator.cluster.kube import Credentials, Kube, KubeError, load_credentials
 from trimtab_operator.cluster.leadership import REQUEST_PAUSES_S, REQUEST_TIMEOUT_S, Leadership
@@ -32,10 +33,13 @@ from trimtab_operator.cluster.observe import Key, Observer, RunIndex
 from trimtab_operator.cluster.reconcile import Reconciler
 from trimtab_operator.cluster.resync import Resync
 from trimtab_operator.cluster.slo import SloWatch
+from trimtab_operator.cluster.slots import Slots
 from trimtab_operator.cluster.store import Store
 from trimtab_operator.cluster.worker import Workers, WorkQueue
 from trimtab_operator.errors import OperatorError
 from trimtab_operator.plan.cluster import Settings
+from trimtab_operator.plan.events import Happening
+from trimtab_operator.plan.live import Switch
 from trimtab_operator.plan.manifests import Hub
 from trimtab_operator.plan.rollout import UNSCHEDULABLE_PATIENCE_S
 
@@ -73,6 +77,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="where models of hf:// come from (default: the public hub)")  # fmt: skip
     parser.add_argument("--hub-ca-file", type=Path, metavar="FILE",
                         help="PEM of authorities that the hub's certificate may come from, for every service")  # fmt: skip
+    parser.add_argument("--fleet-config-map", default="trimtab-fleet", metavar="NAME",
+                        help="ConfigMap of the operator's namespace whose key `tuning` (active, paused, reverted) holds for all "
+                        "services (%(default)s)")  # fmt: skip
+    parser.add_argument("--max-concurrent-runs", type=int, default=4, metavar="N",
+                        help="tuning runs that try candidates at a time, over all services (%(default)s)")  # fmt: skip
     parser.add_argument("--standalone", action="store_true", help="take no Lease: this is the only operator")
     parser.add_argument("--lease-name", default="trimtab-operator", metavar="NAME", help="%(default)s")
     parser.add_argument(
@@ -112,6 +121,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise OperatorError("--workers and --resync must be at least 1")
     if arguments.room_patience < 0:
         raise OperatorError("--room-patience must be at least 0")
+    if arguments.max_concurrent_runs < 1:
+        raise OperatorError("--max-concurrent-runs must be at least 1; annotation or ConfigMap pause tuning")
     return Operator(arguments, credentials, namespaces).run()
 
 
@@ -154,6 +165,11 @@ class Operator:
         self._slo: SloWatch | None = None
         if arguments.prometheus_url is not None:
             self._slo = SloWatch(arguments.prometheus_url, arguments.prometheus_credentials, self._queue.add)
+        self._recorder = Recorder(self._kube, arguments.identity)
+        self._fleet = FleetSwitch(
+            self._plain, self._home, arguments.fleet_config_map, self._switched, self._complain
+        )
+        self._slots = Slots(arguments.max_concurrent_runs, self._index, self._queue.add)
         self._workers: Workers[Key] | None = None
         self._watching = False
         self._health = HealthServer(
@@ -172,6 +188,7 @@ class Operator:
             self._resync.start()
             if self._slo is not None:
                 self._slo.start()
+            self._fleet.start()
             try:
                 return asyncio.run(self._watch())
             finally:
@@ -193,6 +210,8 @@ class Operator:
             return "the resync thread has died"
         if self._slo is not None and not self._slo.alive():
             return "the SLO thread has died"
+        if not self._fleet.alive():
+            return "the thread of the fleet's switch has died"
         age_s = time.monotonic() - self._resync.last_s
         if age_s > 3 * self._arguments.resync + 60:
             return f"services were last listed {age_s:.0f} s ago"
@@ -234,9 +253,10 @@ class Operator:
             time.sleep(START_RETRY_S)
 
     def _first_list(self) -> None:
-        """Know all runs before the first look, so that no lease is ended for want of knowing its run."""
+        """Know all runs, and the fleet's switch, before the first look, so that no lease is ended or begun for want of them."""
         while True:
             try:
+                self._fleet.look()
                 self._resync.once()
             except KubeError as error:
                 logger.warning("cannot list services yet", extra={"error": str(error)})
@@ -245,10 +265,17 @@ class Operator:
                 return
 
     def _start_workers(self, engines: Engines) -> None:
-        recorder = Recorder(self._kube, self._arguments.identity)
         observer = Observer(self._kube, engines, self._index, self._store)
         reconciler = Reconciler(
-            self._kube, engines, observer, self._settings, recorder, self.metrics, self._slo
+            self._kube,
+            engines,
+            observer,
+            self._settings,
+            self._recorder,
+            self.metrics,
+            self._slo,
+            fleet=lambda: self._fleet.now,
+            slots=self._slots,
         )
         leadership = self._leadership
 
@@ -271,9 +298,8 @@ class Operator:
         """kopf, and a look at the threads once a second → exit status."""
         stop, ready = asyncio.Event(), asyncio.Event()
         registry = handlers.registry(
-            self._enqueue, self._resync.delivered, self._index, self._store, self._credentials,
-            self._namespaces is None,
-        )  # fmt: skip
+            self._enqueue, self._resync.delivered, self._index, self._store, self._credentials
+        )
         watching = asyncio.create_task(
             kopf.operator(
                 registry=registry,
@@ -304,6 +330,16 @@ class Operator:
             return 1
         return 0  # SIGTERM or SIGINT, which kopf takes
 
+    def _switched(self, switch: Switch) -> None:
+        """The fleet's switch was thrown: those with runs first."""
+        with_runs = list(self._index.contenders())
+        for key in [*with_runs, *self._resync.known()]:
+            self._queue.add(key)
+
+    def _complain(self, config_map: dict[str, Any], problem: str) -> None:
+        if self._leadership is None or self._leadership.leading:
+            self._recorder.record(config_map, Happening("Warning", "InvalidFleetSwitch", problem))
+
     def _enqueue(self, key: Key) -> None:
         self.metrics.event()
         self._queue.add(key)
@@ -326,6 +362,7 @@ class Operator:
         self._resync.stop()
         if self._slo is not None:
             self._slo.stop()
+        self._fleet.stop()
         if self._workers is not None:
             self._workers.stop(STOP_S)
         if self._leadership is not None:

@@ -7,6 +7,7 @@ speaks against it; the first look at a service, each resync's, and whatever is a
 from __future__ import annotations
 
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
@@ -18,11 +19,13 @@ from trimtab_operator.api.status import ServiceStatus
 from trimtab_operator.cluster import kinds
 from trimtab_operator.cluster.engines import Engines
 from trimtab_operator.cluster.kube import Kube
+from trimtab_operator.cluster.monitors import MonitorObjects
 from trimtab_operator.cluster.store import Key, ObjectKey, Store
 from trimtab_operator.errors import InvalidResource
 from trimtab_operator.plan import children, pods
 from trimtab_operator.plan.cluster import Observed
 from trimtab_operator.plan.engine_flags import from_hub
+from trimtab_operator.plan.fleet import Contender
 
 Json = dict[str, Any]
 
@@ -31,18 +34,19 @@ __all__ = ["Key", "Observer", "RunIndex", "previous_status"]
 
 
 class RunIndex:
-    """Which TuningRuns name which service: the one thing that labels cannot select. Thread-safe; the runs are read fresh."""
+    """Which TuningRuns name which service: the one thing that labels cannot select; and what of them the fleet's limit is judged
+    by. Thread-safe; for their own service the runs are read fresh."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._runs: dict[Key, set[str]] = defaultdict(set)
+        self._runs: dict[Key, dict[str, Contender]] = defaultdict(dict)
 
     def put(self, run: Mapping[str, Any]) -> Key:
         """Note a run → the service that it is about."""
         metadata = run["metadata"]
         key = Key(metadata["namespace"], run["spec"]["service"])
         with self._lock:
-            self._runs[key].add(metadata["name"])
+            self._runs[key][metadata["name"]] = Contender.of(read_run(run))
         return key
 
     def drop(self, run: Mapping[str, Any]) -> Key:
@@ -50,7 +54,7 @@ class RunIndex:
         metadata = run["metadata"]
         key = Key(metadata["namespace"], run["spec"]["service"])
         with self._lock:
-            self._runs[key].discard(metadata["name"])
+            self._runs[key].pop(metadata["name"], None)
             if not self._runs[key]:
                 del self._runs[key]
         return key
@@ -62,11 +66,18 @@ class RunIndex:
 
     def replace(self, runs: Iterable[Mapping[str, Any]]) -> None:
         """Start over from a list of all runs."""
-        fresh: dict[Key, set[str]] = defaultdict(set)
+        fresh: dict[Key, dict[str, Contender]] = defaultdict(dict)
         for run in runs:
-            fresh[Key(run["metadata"]["namespace"], run["spec"]["service"])].add(run["metadata"]["name"])
+            metadata = run["metadata"]
+            key = Key(metadata["namespace"], run["spec"]["service"])
+            fresh[key][metadata["name"]] = Contender.of(read_run(run))
         with self._lock:
             self._runs = fresh
+
+    def contenders(self) -> dict[Key, list[Contender]]:
+        """All runs by service, as last delivered."""
+        with self._lock:
+            return {key: list(found.values()) for key, found in self._runs.items()}
 
 
 class Observer:
@@ -74,6 +85,7 @@ class Observer:
 
     def __init__(self, kube: Kube, engines: Engines, index: RunIndex, store: Store | None = None) -> None:
         self._kube = kube
+        self.monitors = MonitorObjects(kube)
         self._engines = engines
         self._index = index
         self.store = store or Store()
@@ -123,6 +135,8 @@ class Observer:
                 if from_hub(service.spec)
                 else {}
             ),
+            complaints=self._complaints(listed),
+            monitors=self.monitors.read(service, fresh=fresh),
         )
         return observed, fresh
 
@@ -147,6 +161,19 @@ class Observer:
                 found[(kind, name)] = item
         for pod in self._kube.list(kinds.POD, key.namespace, names.selector(key.name)):
             found[(kinds.POD.name, pod["metadata"]["name"])] = pod
+        return found
+
+    def _complaints(self, listed: Iterable[Json]) -> dict[str, str]:
+        """What kubelets say of pods whose containers do not get to start: a missing Secret is in no pod's status."""
+        found: dict[str, str] = {}
+        for pod in listed:
+            if not pods.held_up(pod, time.time()):
+                continue
+            metadata = pod["metadata"]
+            about = {"involvedObject.uid": metadata["uid"], "type": "Warning"}
+            said = pods.complaint(self._kube.list(kinds.EVENT, metadata["namespace"], fields=about))
+            if said is not None:
+                found[metadata["name"]] = said
         return found
 
 

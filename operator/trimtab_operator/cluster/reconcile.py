@@ -23,8 +23,10 @@ from trimtab_operator.cluster.kube import Conflict, Denied, Kube, NamespaceGoing
 from trimtab_operator.cluster.metrics import OperatorMetrics
 from trimtab_operator.cluster.observe import Key, Observer, previous_status
 from trimtab_operator.cluster.slo import SloWatch
+from trimtab_operator.cluster.slots import Slots
 from trimtab_operator.errors import Finding, InvalidResource
 from trimtab_operator.plan import cluster, live_push, pods, runs
+from trimtab_operator.plan import live as plan_live
 from trimtab_operator.plan.events import Happening, transitions
 from trimtab_operator.plan.status import invalid_status
 
@@ -51,7 +53,12 @@ class Reconciler:
         metrics: OperatorMetrics,
         slo: SloWatch | None = None,
         now: Callable[[], float] = time.time,
+        *,
+        fleet: Callable[[], plan_live.Switch] = plan_live.Switch,
+        slots: Slots | None = None,
     ) -> None:
+        self._fleet = fleet
+        self._slots = slots
         self._kube = kube
         self._engines = engines
         self._observer = observer
@@ -103,6 +110,9 @@ class Reconciler:
             findings = (Finding(error.reason or "Forbidden", error.status, error.message),)
             self._stop(service, resource, previous, findings, names.API_DENIED)
             return NAME_RETRY_S
+        problem = self._observer.monitors.write(service, decision.monitors)
+        if problem is not None:
+            observed = replace(observed, monitors=replace(observed.monitors, problem=problem))
         observed, retry = self._talk(key, observed, decision)
         if retry:
             self._store.distrust(key)  # a pod that does not answer may be gone
@@ -122,6 +132,7 @@ class Reconciler:
         soon = [conclusion.look_again_s - now] if conclusion.look_again_s is not None else []
         soon += [GONE_RETRY_S] if decision.changes.waiting else []
         soon += [ENGINE_RETRY_S] if retry else []
+        soon += [pods.CREATING_PATIENCE_S] if any(map(pods.creating, observed.pods)) else []
         return max(0.0, min(soon)) if soon else None
 
     def _decide(
@@ -132,12 +143,14 @@ class Reconciler:
     ) -> tuple[cluster.Observed, cluster.Decision]:
         """Nothing is changed by what a watch once said: the children concerned are read again, and all is decided again."""
         observed, fresh = self._observer.everything(service, previous, refusals)
+        key = Key(service.namespace, service.name)
+        observed = replace(observed, fleet=self._fleet())
         if self._slo is not None:
-            key = Key(service.namespace, service.name)
             observed = replace(observed, slo=self._slo.about(key, service.spec.slo))
         read: set[tuple[str, str]] = set()
         while True:
             now = self._now()
+            observed = replace(observed, waits=self._turn(key, observed, now))
             decision = cluster.decide(observed, self._settings, now, pods.rfc3339(now))
             stale = decision.concerns(service.name) - read
             if fresh or not stale:
@@ -214,9 +227,22 @@ class Reconciler:
             del self._refusals[key][uid]
         return replace(observed, read_backs=read_backs, refusals=refusals), bool(silent)
 
+    def _turn(self, key: Key, observed: cluster.Observed, now: float) -> str | None:
+        """Why the candidate that is offered has to wait for those of other services; None when it need not."""
+        if self._slots is None:
+            return None
+        run = cluster.wants_to_act(observed, now)
+        if run is None:
+            self._slots.release([key])
+            return None
+        return self._slots.ask(key, run, now)
+
     def _forget(self, key: Key) -> None:
         self._refusals.pop(key, None)
         self._store.forget(key)
+        self._observer.monitors.forget(key)
+        if self._slots is not None:
+            self._slots.release([key])
         self._metrics.forget(key)
         if self._slo is not None:
             self._slo.forget(key)

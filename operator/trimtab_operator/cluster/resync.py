@@ -57,6 +57,11 @@ class Resync:
             self._delivered[key] = resource_version
             self._suspects.pop(key, None)
 
+    def known(self) -> list[Key]:
+        """All services that the watch or a list has shown."""
+        with self._lock:
+            return list({**self._delivered, **self._suspects})
+
     def dead_watch(self) -> str | None:
         """Which change a watch has owed for too long; None while all is well."""
         with self._lock:

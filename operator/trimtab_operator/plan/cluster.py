@@ -17,6 +17,7 @@ from trimtab_operator.api.status import LastRun, LiveValues, Resolved, ServiceSt
 from trimtab_operator.errors import InvalidResource
 from trimtab_operator.plan import children, live_push, loading, pod_template, pods, rollout, runs
 from trimtab_operator.plan import live as plan_live
+from trimtab_operator.plan import monitors as plan_monitors
 from trimtab_operator.plan.drift import digest
 from trimtab_operator.plan.engine_flags import from_hub
 from trimtab_operator.plan.live_record import CandidateNumber, LiveRecord, candidate_key
@@ -26,6 +27,7 @@ from trimtab_operator.plan.status import Facts, service_status
 
 Json = dict[str, Any]
 _MAX_RENUMBERINGS = 3
+TURN_RETRY_S = 5.0  # a run that waits for its turn; it is woken sooner when a place is given back
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,10 @@ class Observed:
     refusals: Mapping[str, tuple[int, str]] = field(default_factory=dict)  # by pod name: generation, why
     slo: Attainment = UNASKED
     loading: Mapping[str, str] = field(default_factory=dict)  # by pod name: how far its download is
+    fleet: plan_live.Switch = field(default_factory=plan_live.Switch)
+    waits: str | None = None  # why the fleet has no place for the acting run's candidate
+    monitors: plan_monitors.Monitors = field(default_factory=plan_monitors.Monitors)
+    complaints: Mapping[str, str] = field(default_factory=dict)  # by pod name: the kubelet's, about volumes
 
     def child(self, kind: str, name: str) -> Mapping[str, Any] | None:
         """One child, or None."""
@@ -68,6 +74,7 @@ class Decision:
     upgrade_available: bool
     room_patience_s: float
     changes: children.Changes
+    monitors: children.Changes
     incumbent: Json
     trial: live_push.Trial | None
     targets: frozenset[str]
@@ -106,7 +113,7 @@ def decide(observed: Observed, settings: Settings, now: float, time: str) -> Dec
     pods_are = pod_template.choose(service, observed.previous, deployment, settings.defaults)
     wanted_hash = pods_are.template_hash
     recommendation, taken, refusal = _recommendation(observed, time)
-    chosen = plan_live.effective(spec, recommendation, service.metadata.annotations)
+    chosen = plan_live.effective(spec, recommendation, service.metadata.annotations, observed.fleet)
     superseded = chosen.why if chosen.superseded else None
     if superseded is not None:
         recommendation = None
@@ -117,10 +124,10 @@ def decide(observed: Observed, settings: Settings, now: float, time: str) -> Dec
     number, floor = _incumbent_number(record, chosen, floor)
 
     acting = runs.acting(observed.runs, now)
-    offered, why_not = _offer(service, acting, now)
+    offered, why_not = _offer(observed, acting, record, now)
     refusal = refusal or why_not
-    if offered is not None and _edited(service, record, offered):
-        offered, refusal = None, "spec was edited since this candidate was begun; the edit wins"
+    if observed.waits is not None:
+        offered = None
     targets = _targets(observed, record) if offered is not None else frozenset()
 
     renumbered: set[str] = set()
@@ -162,6 +169,7 @@ def decide(observed: Observed, settings: Settings, now: float, time: str) -> Dec
         replicas=_replicas_for_now(observed, wanted_hash),
         template=pods_are.built.template,
         hub=settings.hub,
+        fleet=observed.fleet,
     )
     wanted = manifests(service, context)
     for manifest in wanted:
@@ -175,6 +183,7 @@ def decide(observed: Observed, settings: Settings, now: float, time: str) -> Dec
         upgrade_available=pods_are.upgrade_available,
         room_patience_s=settings.room_patience_s,
         changes=children.changes(service, wanted, observed.children),
+        monitors=plan_monitors.changes(service, observed.monitors),
         incumbent=incumbent,
         trial=trial,
         targets=targets,
@@ -206,8 +215,10 @@ def conclude(observed: Observed, decision: Decision, now: float, time: str) -> C
         desired=plan_live.live_values(decision.incumbent),
         applied=_applied(observed, replicas),
         recommendation=decision.recommendation,
-        tuning_running=decision.acting_run is not None,
+        tuning_running=decision.acting_run is not None and observed.waits is None,
+        fleet=observed.fleet,
         slo=observed.slo,
+        monitoring=plan_monitors.verdict(service, observed.monitors, decision.monitors),
         resolved=decision.resolved,
         upgrade_available=decision.upgrade_available,
     )
@@ -215,6 +226,8 @@ def conclude(observed: Observed, decision: Decision, now: float, time: str) -> C
     if decision.taken_run is not None:
         status = _with_last_run(status, decision.taken_run, time)
     moments = [action.until_s for action in actions if isinstance(action, rollout.Wait)]
+    if observed.waits is not None:
+        moments.append(now + TURN_RETRY_S)
     if decision.trial is not None:
         moments.append(min(now + live_push.RENEW_EVERY_S, decision.trial.until_s))
     limits = (runs.deadline_s(run) for run in observed.runs if not run.judged and not run.deleting)
@@ -233,6 +246,8 @@ def _recommendation(
     """The recommendation that stands, the run that it was taken from just now, and why a result was not taken."""
     standing = observed.previous.tuning.recommendation
     try:
+        if plan_live.switch(observed.service.metadata.annotations, observed.fleet).state != "active":
+            return standing, None, None  # a halt: results wait
         found = runs.promotion(observed.service, observed.runs, time)
     except InvalidResource as error:
         return standing, None, _text(error)
@@ -251,14 +266,25 @@ def _incumbent_number(record: LiveRecord, chosen: plan_live.Effective, floor: in
 
 
 def _offer(
-    service: InferenceService, acting: TuningRun | None, now: float
+    observed: Observed, acting: TuningRun | None, record: LiveRecord, now: float
 ) -> tuple[runs.Offer | None, str | None]:
+    """The acting run's candidate, if it may be tried, else why not."""
     if acting is None:
         return None, None
     try:
-        return runs.offer(service, acting, now), None
+        offered = runs.offer(observed.service, acting, now, observed.fleet)
     except InvalidResource as error:
         return None, _text(error)
+    if offered is not None and _edited(observed.service, record, offered):
+        return None, "spec was edited since this candidate was begun; the edit wins"
+    return offered, None
+
+
+def wants_to_act(observed: Observed, now: float) -> TuningRun | None:
+    """The run whose candidate may be tried now, as far as this service is concerned: the fleet may have no place for it."""
+    record = LiveRecord.of(observed.child("ConfigMap", names.live_config_map(observed.service.name)))
+    offered, _ = _offer(observed, runs.acting(observed.runs, now), record, now)
+    return None if offered is None else offered.run
 
 
 def _basis(service: InferenceService) -> str:
@@ -326,7 +352,8 @@ def _replicas(observed: Observed) -> list[rollout.Replica]:
             pod,
             observed.read_backs.get(name),
             observed.refusals.get(name, (None, ""))[0],
-            observed.loading.get(name),
+            loading=observed.loading.get(name),
+            complaint=observed.complaints.get(name),
         )
         for pod in observed.pods
         if not pods.over(pod)
@@ -409,11 +436,17 @@ def _with_last_run(status: ServiceStatus, run: TuningRun, time: str) -> ServiceS
 def _run_statuses(observed: Observed, decision: Decision, time: str) -> dict[str, Json]:
     """The operator's part of each run's status."""
     found = {run.name: runs.invalid_run_status(run, time) for run in observed.invalid_runs}
+    halt = plan_live.switch(observed.service.metadata.annotations, observed.fleet)
     for run in observed.runs:
         if run.deleting:
             continue
         acts = decision.acting_run is not None and run.uid == decision.acting_run.uid
         refused = decision.refusal if acts else None
+        waits = None
+        if acts and observed.waits is not None:
+            waits = (names.WAITING_FOR_TURN, observed.waits)
+        elif run.judged and halt.state != "active":
+            waits = (names.TUNING_PAUSED, f"{halt.by} is {halt.state}; the result is taken afterwards")
         found[run.name] = runs.run_status(
             run,
             acts=acts,
@@ -421,6 +454,7 @@ def _run_statuses(observed: Observed, decision: Decision, time: str) -> dict[str
             applied=_trial_in_force(observed, decision) if acts else None,
             incumbent=decision.incumbent,
             now=time,
+            waits=waits,
         )
     return found
 

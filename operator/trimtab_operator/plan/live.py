@@ -49,6 +49,24 @@ def tuning_state(annotations: Mapping[str, str]) -> TuningState:
     return "reverted" if value == "reverted" else "paused"
 
 
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """Whether tuning goes on. `by` says who asked for a halt, for people."""
+
+    state: TuningState = "active"
+    by: str = ""
+
+
+ACTIVE = Switch()
+_STRENGTH: dict[TuningState, int] = {"active": 0, "paused": 1, "reverted": 2}
+
+
+def switch(annotations: Mapping[str, str], fleet: Switch = ACTIVE) -> Switch:
+    """The stronger of what the service's annotation and what the fleet asks for."""
+    own = Switch(tuning_state(annotations), f"annotation {names.ANNOTATION_TUNING}")
+    return fleet if _STRENGTH[fleet.state] > _STRENGTH[own.state] else own
+
+
 def spec_config(spec: ServiceSpec) -> dict[str, Any]:
     """The engine's live config as spec alone wants it."""
     engine = spec.engine
@@ -121,6 +139,7 @@ def effective(
     spec: ServiceSpec,
     recommendation: Recommendation | None = None,
     annotations: Mapping[str, str] | None = None,
+    fleet: Switch = ACTIVE,
 ) -> Effective:
     """Who wins: spec or recommendation (see the module's head)."""
     standing = spec_config(spec)
@@ -131,8 +150,9 @@ def effective(
         return Effective(standing, "Spec", f"{', '.join(edited)} was edited since the recommendation", edited)
     if spec.tuning.mode != "Apply":
         return Effective(standing, "Spec", f"spec.tuning.mode is {spec.tuning.mode}")
-    if tuning_state(annotations or {}) == "reverted":
-        return Effective(standing, "Spec", f"annotation {names.ANNOTATION_TUNING} is reverted")
+    halt = switch(annotations or {}, fleet)
+    if halt.state == "reverted":
+        return Effective(standing, "Spec", f"{halt.by} is reverted")
     config = _overlay(standing, recommendation.values)
     if _whole_findings(spec, config) or not set(recommendation.values) <= set(WIRE):
         return Effective(standing, "Spec", "the recommendation does not fit the spec")
@@ -153,9 +173,10 @@ def live_document(
     generation: int,
     recommendation: Recommendation | None = None,
     annotations: Mapping[str, str] | None = None,
+    fleet: Switch = ACTIVE,
 ) -> dict[str, Any]:
     """The content of `live.json`: generation, source and the whole config."""
-    chosen = effective(spec, recommendation, annotations)
+    chosen = effective(spec, recommendation, annotations, fleet)
     return {"generation": generation, "source": chosen.source, "config": chosen.config}
 
 

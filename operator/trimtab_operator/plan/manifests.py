@@ -18,7 +18,8 @@ from trimtab_operator.api.service import InferenceService, ServiceSpec
 from trimtab_operator.api.status import Recommendation, Resolved
 from trimtab_operator.plan.drift import digest
 from trimtab_operator.plan.engine_flags import PVC_MOUNT, Placement, engine_arguments, from_hub
-from trimtab_operator.plan.live import live_document
+from trimtab_operator.plan.live import Switch, live_document
+from trimtab_operator.plan.objects import child as _object
 from trimtab_operator.plan.overlay import overlay_pod_template
 from trimtab_operator.plan.template import engine_environment, template_hash
 
@@ -53,6 +54,7 @@ class Context:
     generation: int = 1  # of the live document
     recommendation: Recommendation | None = None
     hub: Hub = field(default_factory=Hub)
+    fleet: Switch = field(default_factory=Switch)
     surge: int | None = None  # strategy Auto found no room: 0
     replicas: int | None = None  # strategy Recreate waits for old pods to be gone: 0
     template: Manifest | None = None  # the pods' template as it was built before; None: build it
@@ -70,26 +72,6 @@ def manifests(service: InferenceService, context: Context) -> list[Manifest]:
     return built
 
 
-def _object(service: InferenceService, api_version: str, kind: str, name: str) -> Manifest:
-    metadata: dict[str, Any] = {
-        "name": name,
-        "namespace": service.namespace,
-        "labels": names.labels(service.name),
-    }
-    if service.metadata.uid:
-        metadata["ownerReferences"] = [
-            {
-                "apiVersion": names.API_VERSION,
-                "kind": names.SERVICE_KIND,
-                "name": service.name,
-                "uid": service.metadata.uid,
-                "controller": True,
-                "blockOwnerDeletion": True,
-            }
-        ]
-    return {"apiVersion": api_version, "kind": kind, "metadata": metadata}
-
-
 def service_account(service: InferenceService) -> Manifest:
     """An account without rights, whose token no pod mounts."""
     account = _object(service, "v1", "ServiceAccount", names.service_account(service.name))
@@ -100,7 +82,7 @@ def service_account(service: InferenceService) -> Manifest:
 def live_config_map(service: InferenceService, context: Context) -> Manifest:
     """live.json (the truth that survives restarts) and the key by which engines know the operator."""
     document = live_document(
-        service.spec, context.generation, context.recommendation, service.metadata.annotations
+        service.spec, context.generation, context.recommendation, service.metadata.annotations, context.fleet
     )
     built = _object(service, "v1", "ConfigMap", names.live_config_map(service.name))
     built["data"] = {"live.json": json.dumps(document, indent=2, sort_keys=True) + "\n"}

@@ -7,7 +7,7 @@ for its live config (`read_back`), which comes in from outside.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -32,6 +32,11 @@ _PLACEMENT = (
     "resourceClaims",
 )
 _CONFIG = frozenset({"CreateContainerConfigError", "CreateContainerError"})
+_CREATING = frozenset({"ContainerCreating", "PodInitializing"})
+#: Events by which a kubelet says that a volume (a Secret, a ConfigMap, a claim) cannot be had.
+_NO_VOLUME = frozenset({"FailedMount", "FailedAttachVolume"})
+#: Containers that are being created for longer may lack something.
+CREATING_PATIENCE_S = 5.0
 # A kubelet writes Ready=False when the pod starts; a later change means that it was True in between.
 _EVER_READY_AFTER_S = 2.0
 # A scheduler's words about volume claims. They say nothing of room on the nodes.
@@ -102,11 +107,39 @@ def loads(pod: Json) -> bool:
     return running and bool(status.get("podIP")) and not leaving(pod) and not over(pod)
 
 
+def creating(pod: Json) -> bool:
+    """Whether it has a node and the kubelet has not started its containers yet."""
+    if leaving(pod) or over(pod) or _condition(pod, "PodScheduled").get("status") != "True":
+        return False
+    listed = pod.get("status", {}).get("containerStatuses") or []
+    return any(c.get("state", {}).get("waiting", {}).get("reason") in _CREATING for c in listed)
+
+
+def held_up(pod: Json, now: float) -> bool:
+    """Whether `creating` lasts so long that something may be missing. The pod's status does not say what; events do."""
+    return creating(pod) and now - unix(_condition(pod, "PodScheduled").get("lastTransitionTime")) >= (
+        CREATING_PATIENCE_S
+    )
+
+
+def complaint(events: Iterable[Json]) -> str | None:
+    """What the kubelet said last about volumes of a pod, out of the pod's events; None for nothing."""
+    found = [event for event in events if event.get("reason") in _NO_VOLUME]
+    last = max(
+        found, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "", default=None
+    )
+    return None if last is None else str(last.get("message", ""))
+
+
 def replica(
-    pod: Json, read_back: Json | None = None, rejected: int | None = None, loading: str | None = None
+    pod: Json,
+    read_back: Json | None = None,
+    rejected: int | None = None,
+    loading: str | None = None,
+    complaint: str | None = None,
 ) -> Replica:
     """One pod. `read_back` is the engine's own account of its live config, `rejected` the generation it refused, `loading`
-    how far its download is."""
+    how far its download is, `complaint` what the kubelet says of its volumes."""
     metadata, status = pod["metadata"], pod.get("status", {})
     engine = _engine_status(status)
     state = engine.get("state", {})
@@ -118,6 +151,8 @@ def replica(
         failure, message = None, loading
     else:
         loading = None
+    if failure is None and complaint is not None and creating(pod):
+        failure, message = names.FAILED_MOUNT, complaint
     return Replica(
         name=metadata["name"],
         template_hash=template_hash(pod),

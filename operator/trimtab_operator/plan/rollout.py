@@ -409,6 +409,9 @@ def _verdict(
             f"{failed.name} ended{detail}; {ready} of {desired.replicas} replicas ready",
             False,
         )
+    lacking = next((r for r in current if r.failure in names.MISSING_REASONS), None)
+    if lacking is not None:
+        return str(lacking.failure), f"{ready} of {desired.replicas} replicas are ready{hint}", False
     if len(current) < desired.replicas or any(not r.was_ready for r in current):
         return names.SCALING_UP, f"{ready} of {desired.replicas} replicas ready{hint}", False
     return names.PODS_NOT_READY, f"{ready} of {desired.replicas} replicas ready{hint}", False

@@ -20,7 +20,7 @@ from trimtab_operator.plan.pods import unix
 
 Json = dict[str, Any]
 _PROMOTING = ("Applied", "Recommended")
-_FINISHED = ("Succeeded", "Failed", "Stopped")
+FINISHED = ("Succeeded", "Failed", "Stopped")
 
 
 def created_s(run: TuningRun) -> float:
@@ -63,19 +63,21 @@ def acting(runs: Sequence[TuningRun], now: float) -> TuningRun | None:
         for run in runs
         if not run.deleting
         and not run.judged
-        and run.status.phase not in _FINISHED
+        and run.status.phase not in FINISHED
         and not _overdue(run, now)
         and not support.run_findings(run)
     ]
     return min(alive, key=lambda run: (created_s(run), run.name), default=None)
 
 
-def offer(service: InferenceService, run: TuningRun, now: float) -> Offer | None:
+def offer(
+    service: InferenceService, run: TuningRun, now: float, fleet: plan_live.Switch = plan_live.ACTIVE
+) -> Offer | None:
     """What `run` wants tried now; None when nothing. Raises InvalidResource when it may not, saying why."""
     candidate = run.status.candidate
     if candidate is None or until_s(run) <= now:
         return None
-    findings = _tuning_findings(service) + _run_findings(service, run)
+    findings = _tuning_findings(service, fleet) + _run_findings(service, run)
     if findings:
         raise InvalidResource(findings, "the candidate")
     standing = plan_live.spec_config(service.spec)
@@ -84,12 +86,12 @@ def offer(service: InferenceService, run: TuningRun, now: float) -> Offer | None
     return Offer(run, config, until_s(run))
 
 
-def _tuning_findings(service: InferenceService) -> list[Finding]:
+def _tuning_findings(service: InferenceService, fleet: plan_live.Switch) -> list[Finding]:
     """Why nothing may be tried on the service now."""
     tuning, findings = service.spec.tuning, []
-    state = plan_live.tuning_state(service.metadata.annotations)
-    if state != "active":
-        findings.append(Finding(f"annotation {names.ANNOTATION_TUNING}", state, "active, to try a candidate"))
+    halt = plan_live.switch(service.metadata.annotations, fleet)
+    if halt.state != "active":
+        findings.append(Finding(halt.by, halt.state, "active, to try a candidate"))
     if tuning.mode not in ("Canary", "Apply"):
         findings.append(Finding("spec.tuning.mode", tuning.mode, "Canary or Apply, to try a candidate"))
     # Better no candidate than one at a time that its owner has ruled out.
@@ -125,7 +127,7 @@ def promotion(
 
     Raises InvalidResource when the result leaves the service's bounds.
     """
-    fresh = [run for run in runs if run.judged and not run.deleting and run.status.phase not in _FINISHED]
+    fresh = [run for run in runs if run.judged and not run.deleting and run.status.phase not in FINISHED]
     if not fresh:
         return None
     run = max(fresh, key=lambda found: (created_s(found), found.name))
@@ -147,13 +149,15 @@ def run_status(
     applied: AppliedCandidate | None = None,
     incumbent: Mapping[str, Any] | None = None,
     unserved: str | None = None,
+    waits: tuple[str, str] | None = None,
 ) -> Json:
     """The operator's part of a run's status; `applied` says what came of its candidate, when it is in force. `unserved` says
-    why nothing is done for its service."""
-    phase, candidate = _phase(run, acts, unix(now)), run.status.candidate
-    wanted = _conditions(run, phase, refusal, unserved, unix(now))
+    why nothing is done for its service; `waits` is (reason, message) of what its candidate, or its result, waits for."""
+    phase = _phase(run, acts and waits is None, unix(now), held=waits is not None)
+    candidate = run.status.candidate
+    wanted = _conditions(run, phase, refusal, unserved, unix(now), waits)
     # A finished run keeps what its engines ran when it ended.
-    kept = run.status.summary.incumbent if phase in _FINISHED else None
+    kept = run.status.summary.incumbent if phase in FINISHED else None
     status = RunStatus(
         observed_generation=run.metadata.generation,
         phase=phase,
@@ -188,9 +192,11 @@ def _values(config: Mapping[str, Any]) -> Json:
     return {plan_live.WIRE.get(name, name): value for name, value in config.items()}
 
 
-def _phase(run: TuningRun, acts: bool, now: float) -> str:
-    if run.status.phase in _FINISHED:
+def _phase(run: TuningRun, acts: bool, now: float, *, held: bool) -> str:
+    if run.status.phase in FINISHED:
         return run.status.phase
+    if held and run.judged:
+        return run.status.phase or "Running"  # its result is not taken yet
     if run.judged:
         assert run.status.result is not None
         return "Failed" if run.status.result.verdict == "Failed" else "Succeeded"
@@ -200,10 +206,15 @@ def _phase(run: TuningRun, acts: bool, now: float) -> str:
 
 
 def _conditions(
-    run: TuningRun, phase: str, refusal: str | None, unserved: str | None, now: float
+    run: TuningRun,
+    phase: str,
+    refusal: str | None,
+    unserved: str | None,
+    now: float,
+    waits: tuple[str, str] | None,
 ) -> list[Condition]:
     generation = run.metadata.generation
-    if phase in _FINISHED:
+    if phase in FINISHED:
         verdict = (run.status.result.verdict if run.status.result else None) or phase
         message = ""
         if _overdue(run, now):
@@ -224,10 +235,10 @@ def _conditions(
         return _stopped(generation, names.UNSUPPORTED, "; ".join(map(str, unsupported)))
     if refusal is not None:
         return _stopped(generation, names.CANDIDATE_REFUSED, refusal)
-    waits = "" if phase == "Running" else support.NO_WORKER
+    reason, message = waits or (phase, "" if phase == "Running" else support.NO_WORKER)
     return [
-        _made(generation, names.READY, False, phase, waits),
-        _made(generation, names.RECONCILING, True, phase, waits),
+        _made(generation, names.READY, False, reason, message),
+        _made(generation, names.RECONCILING, True, reason, message),
         _made(generation, names.STALLED, False, names.AS_EXPECTED, ""),
     ]
 

@@ -26,7 +26,8 @@ from trimtab_operator.api.status import (
 )
 from trimtab_operator.errors import Finding
 from trimtab_operator.plan.engine_flags import served_name
-from trimtab_operator.plan.live import superseded, tuning_state
+from trimtab_operator.plan.live import Switch, superseded, switch
+from trimtab_operator.plan.monitors import Verdict
 from trimtab_operator.plan.rollout import RolloutStatus
 from trimtab_operator.plan.slo import UNASKED, Attainment
 
@@ -43,6 +44,8 @@ class Facts:
     recommendation: Recommendation | None = None
     tuning_running: bool = False
     slo: Attainment = UNASKED
+    fleet: Switch = field(default_factory=Switch)
+    monitoring: Verdict | None = None  # None: nothing is wanted
     resolved: Resolved = field(default_factory=Resolved)
     upgrade_available: bool | None = None  # None: not a question here (local mode)
 
@@ -136,6 +139,7 @@ def _conditions(service: InferenceService, rollout: RolloutStatus, facts: Facts)
         ),
         _tuning_ready(condition, service, facts),
         *_upgrade(condition, facts),
+        *([condition(names.MONITORING_READY, *facts.monitoring)] if facts.monitoring is not None else []),
     ]
 
 
@@ -202,19 +206,15 @@ def _config_applied(condition: _Make, rollout: RolloutStatus) -> Condition:
 
 def _tuning_ready(condition: _Make, service: InferenceService, facts: Facts) -> Condition:
     mode = service.spec.tuning.mode
-    state = tuning_state(service.metadata.annotations)
+    halt = switch(service.metadata.annotations, facts.fleet)
     waiting = "; ".join(map(str, support.later(service)))
     if mode == "Off":
         message = "; ".join(filter(None, ("spec.tuning.mode is Off", waiting)))
         return condition(names.TUNING_READY, False, names.TUNING_OFF, message)
-    if state == "paused":
-        return condition(
-            names.TUNING_READY, False, names.TUNING_PAUSED, f"annotation {names.ANNOTATION_TUNING}"
-        )
-    if state == "reverted":
-        return condition(
-            names.TUNING_READY, False, names.TUNING_REVERTED, f"annotation {names.ANNOTATION_TUNING}"
-        )
+    if halt.state == "paused":
+        return condition(names.TUNING_READY, False, names.TUNING_PAUSED, halt.by)
+    if halt.state == "reverted":
+        return condition(names.TUNING_READY, False, names.TUNING_REVERTED, halt.by)
     if waiting:
         return condition(names.TUNING_READY, False, names.NOT_YET_SUPPORTED, waiting)
     if facts.recommendation is not None:
@@ -245,7 +245,7 @@ def _model(
 
 
 def _tuning(service: InferenceService, facts: Facts, previous: ServiceStatus) -> TuningStatus:
-    state = tuning_state(service.metadata.annotations)
+    state = switch(service.metadata.annotations, facts.fleet).state
     if service.spec.tuning.mode == "Off":
         word = "Off"
     elif state != "active":

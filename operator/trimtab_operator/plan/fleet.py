@@ -1,0 +1,97 @@
+"""What holds for all services together: the fleet's tuning switch, and how many runs may act at a time. Pure.
+
+The switch is a key of one ConfigMap in the operator's namespace; the stronger of fleet and service wins. Used by `cluster.fleet`
+and `cluster.slots`, which know where these facts come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from trimtab_operator import names, support
+from trimtab_operator.api import InvalidRun, TuningRun
+from trimtab_operator.plan.live import Switch
+from trimtab_operator.plan.pods import unix
+from trimtab_operator.plan.runs import FINISHED, deadline_s, until_s
+
+SWITCH_KEY = "tuning"
+K = TypeVar("K")
+
+
+class Reading(NamedTuple):
+    """The switch, and what is wrong with the ConfigMap, if something is."""
+
+    switch: Switch
+    problem: str | None = None
+
+
+def read_switch(config_map: Mapping[str, Any] | None, where: str) -> Reading:
+    """What the ConfigMap says. `where` names it for people. An unknown value pauses: whoever wrote it wanted a halt."""
+    by = f"{SWITCH_KEY} of {where}"
+    value = ((config_map or {}).get("data") or {}).get(SWITCH_KEY)
+    if value is None or value == "active":
+        return Reading(Switch())
+    if value == "reverted":
+        return Reading(Switch("reverted", by))
+    if value == "paused":
+        return Reading(Switch("paused", by))
+    problem = f"{by}: {value!r} is not allowed; one of active, paused, reverted; taken as paused"
+    return Reading(Switch("paused", by), problem)
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A run, as far as the limit of runs that act is concerned. `until_s` ends its candidate (0 without one), `deadline_s` the run."""
+
+    name: str
+    uid: str
+    created_s: float
+    until_s: float
+    deadline_s: float
+    over: bool
+    refused: bool  # its candidate may not be tried
+    holds: bool  # its candidate is in engines, by the status that was written last
+
+    @classmethod
+    def of(cls, run: TuningRun | InvalidRun) -> Contender:
+        """From a run."""
+        created = unix(run.metadata.creation_timestamp)
+        if isinstance(run, InvalidRun):
+            return cls(run.name, run.metadata.uid, created, 0.0, 0.0, over=True, refused=True, holds=False)
+        deadline = deadline_s(run)
+        return cls(
+            name=run.name,
+            uid=run.uid,
+            created_s=created,
+            until_s=until_s(run),
+            deadline_s=float("inf") if deadline is None else deadline,
+            over=run.deleting
+            or run.judged
+            or run.status.phase in FINISHED
+            or bool(support.run_findings(run)),
+            refused=any(c.reason == names.CANDIDATE_REFUSED for c in run.status.conditions),
+            holds=run.status.applied is not None,
+        )
+
+
+def contenders(by_service: Mapping[K, Iterable[Contender]], now: float) -> dict[K, Contender]:
+    """The run of each service that has a candidate to try: the oldest one that is not over, as in `plan.runs`."""
+    found: dict[K, Contender] = {}
+    for service, listed in by_service.items():
+        alive = [run for run in listed if not run.over and run.deadline_s > now]
+        first = min(alive, key=lambda run: (run.created_s, run.name), default=None)
+        if first is not None and first.until_s > now and not first.refused:
+            found[service] = first
+    return found
+
+
+def may_act(wanting: Mapping[K, Contender], limit: int) -> set[K]:
+    """Whose runs may act: those that do already, then the oldest ones."""
+
+    def order(item: tuple[K, Contender]) -> tuple[bool, float, str, str]:
+        service, run = item
+        return not run.holds, run.created_s, run.name, str(service)
+
+    return {service for service, _ in sorted(wanting.items(), key=order)[:limit]}
