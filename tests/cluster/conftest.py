@@ -22,6 +22,7 @@ from support.cluster import binaries, host_tools, namespace
 from support.cluster.binaries import Unavailable
 from support.cluster.cluster import Cluster, NodeOptions, existing, start
 from support.cluster.kubectl import Kubectl
+from support.cluster.monitoring_kinds import crds as monitoring_kinds_crds
 from support.cluster.story import BUDGET, TUNABLE, budgets, service, wait_ready, wait_until
 from support.cluster_operator import OperatorProcess, operator
 from support.tiny_models import tiny_chat_model
@@ -151,3 +152,15 @@ def chat(chat_namespace: Kubectl, running: OperatorProcess, model: Path) -> Kube
     wait_ready(chat_namespace, timeout_s=150)
     wait_until(lambda: budgets(running, chat_namespace) == [BUDGET, BUDGET])
     return chat_namespace
+
+
+@pytest.fixture
+def monitoring_kinds(cluster: Cluster) -> Iterator[None]:
+    """The Prometheus operator's kinds are there for the length of a test."""
+    made = monitoring_kinds_crds()
+    cluster.kubectl.apply(*made)
+    cluster.kubectl(
+        "wait", "--for=condition=Established", *(f"crd/{crd['metadata']['name']}" for crd in made)
+    )
+    yield
+    cluster.kubectl("delete", "crd", *(crd["metadata"]["name"] for crd in made))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import signal
 import subprocess
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+from support.cluster import rights
 
 Json = dict[str, Any]
 START_S = 90.0
@@ -100,13 +103,21 @@ def write_admin_key(folder: Path) -> None:
 
 @contextlib.contextmanager
 def operator(kubeconfig: Path, folder: Path, name: str, *options: str) -> Iterator[OperatorProcess]:
-    """A running operator, ended afterwards if it still runs."""
+    """A running operator with the rights of its account (never those of `kubeconfig`, which grants them), ended afterwards."""
+    home = _values(options, "--operator-namespace") or ["default"]
+    served = None if "--all-namespaces" in options else _values(options, "--namespace")
+    own = rights.kubeconfig(kubeconfig, folder, home[-1], served)
     if not (folder / "admin-key.pem").exists():
         write_admin_key(folder)
-    made = OperatorProcess(kubeconfig, folder, name, options)
+    made = OperatorProcess(own, folder, name, options)
     try:
         made.start()
         yield made
     finally:
         if made.process is not None and made.process.poll() is None:
             made.stop()
+
+
+def _values(options: tuple[str, ...], flag: str) -> list[str]:
+    """The words that follow `flag`."""
+    return [value for word, value in itertools.pairwise(options) if word == flag]

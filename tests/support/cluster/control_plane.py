@@ -7,6 +7,7 @@ namespace takes with it. Knows nothing of the node agent.
 from __future__ import annotations
 
 import contextlib
+import json
 import ssl
 import time
 from collections.abc import Callable, Sequence
@@ -46,6 +47,15 @@ _CONTROLLERS = (
 )
 
 
+#: What programs with a service account's token ask for, operators above all; nodes and people have certificates.
+_AUDIT_POLICY = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [{"level": "Metadata", "userGroups": ["system:serviceaccounts"]}, {"level": "None"}],
+}
+
+
 class ControlPlane:
     """The five programs of one cluster. `start`, `start_proxy` when there is a node, `stop`; once each."""
 
@@ -58,12 +68,14 @@ class ControlPlane:
         self.pki = folder / "pki"
         self.kubeconfig = folder / "kubeconfig"
         self.logs = folder / "logs"
+        self.audit_log = self.logs / "audit.jsonl"  # see `support.cluster.audit`
 
     def start(self) -> None:
         """Start all but kube-proxy, in order, each when the one before is ready. On any failure all are stopped."""
         self.logs.mkdir(parents=True, exist_ok=True)
         certs.write_certificates(self.pki, NODE_IP, KUBERNETES_SERVICE_IP)
         certs.write_kubeconfig(self.kubeconfig, self.pki, API_URL)
+        (self._folder / "audit-policy.json").write_text(json.dumps(_AUDIT_POLICY))
         try:
             self._start_programs()
         except BaseException:
@@ -209,6 +221,8 @@ class ControlPlane:
                 "--anonymous-auth=false",
                 "--authorization-mode=Node,RBAC",
             ),
+            f"--audit-policy-file={self._folder / 'audit-policy.json'}",
+            f"--audit-log-path={self.audit_log}",
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={pki / 'sa.pub'}",
             f"--service-account-signing-key-file={pki / 'sa.key'}",

@@ -1,22 +1,19 @@
-"""Trimtab in a test cluster: CRDs, rights, and the operator as a pod. Used by `make cluster` and by tests of the whole.
-
-The rights are the least that the operator needs cluster-wide; on Secrets it may `create`, and nothing else.
-"""
+"""Trimtab in a test cluster: CRDs, rights, and the operator as a pod. Used by `make cluster` and by tests of the whole."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from support.cluster import rights
+from support.cluster.helm import apply
 from support.cluster.kubectl import Kubectl, KubectlError
 from trimtab_operator import names
 
 Json = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[3]
 NAMESPACE = "trimtab-system"
-NAME = "trimtab-operator"
-_READ = ["get", "list", "watch"]
-_OWN = [*_READ, "create", "patch", "update", "delete"]
+NAME = rights.ACCOUNT
 
 
 def install(kubectl: Kubectl, *, timeout_s: int = 120) -> None:
@@ -25,7 +22,7 @@ def install(kubectl: Kubectl, *, timeout_s: int = 120) -> None:
         kubectl("apply", "--server-side", "-f", str(ROOT / "crds" / f"{name}.yaml"))
     kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
     kubectl.apply(_namespace())
-    kubectl.within(NAMESPACE).apply(*manifests())
+    apply(kubectl.within(NAMESPACE), manifests())
     home = kubectl.within(NAMESPACE)
     try:
         home("rollout", "status", f"deployment/{NAME}", f"--timeout={timeout_s}s")
@@ -38,7 +35,9 @@ def install(kubectl: Kubectl, *, timeout_s: int = 120) -> None:
 def uninstall(kubectl: Kubectl) -> None:
     """Remove it, so that another operator may have the cluster; the CRDs stay."""
     kubectl("delete", "namespace", NAMESPACE, "--timeout=90s")
-    kubectl("delete", f"clusterrole/{NAME}", f"clusterrolebinding/{NAME}")
+    for manifest in rights.manifests(NAMESPACE, None):
+        if manifest["kind"].startswith("ClusterRole"):
+            kubectl("delete", manifest["kind"], manifest["metadata"]["name"])
 
 
 def _namespace() -> Json:
@@ -48,58 +47,7 @@ def _namespace() -> Json:
 
 def manifests() -> list[Json]:
     """Account, roles, bindings, Deployment."""
-    account = {"kind": "ServiceAccount", "name": NAME, "namespace": NAMESPACE}
-    rbac = "rbac.authorization.k8s.io"
-    return [
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": NAME}},
-        {
-            "apiVersion": f"{rbac}/v1",
-            "kind": "ClusterRole",
-            "metadata": {"name": NAME},
-            "rules": [
-                _rule(names.GROUP, ["inferenceservices", "tuningruns"], _READ),
-                _rule(
-                    names.GROUP, ["inferenceservices/status", "tuningruns/status"], ["get", "patch", "update"]
-                ),
-                _rule("", ["pods", "namespaces"], _READ),
-                _rule("", ["configmaps", "services", "serviceaccounts"], _OWN),
-                _rule("", ["events"], ["create", "patch"]),
-                _rule("apps", ["deployments"], _OWN),
-                _rule("policy", ["poddisruptionbudgets"], _OWN),
-                _rule("networking.k8s.io", ["networkpolicies"], _OWN),
-            ],
-        },
-        {
-            "apiVersion": f"{rbac}/v1",
-            "kind": "ClusterRoleBinding",
-            "metadata": {"name": NAME},
-            "roleRef": {"apiGroup": rbac, "kind": "ClusterRole", "name": NAME},
-            "subjects": [account],
-        },
-        {
-            "apiVersion": f"{rbac}/v1",
-            "kind": "Role",
-            "metadata": {"name": NAME},
-            "rules": [
-                _rule(
-                    "coordination.k8s.io", ["leases"], ["get", "list", "watch", "create", "update", "patch"]
-                ),
-                _rule("", ["secrets"], ["create"]),
-            ],
-        },
-        {
-            "apiVersion": f"{rbac}/v1",
-            "kind": "RoleBinding",
-            "metadata": {"name": NAME},
-            "roleRef": {"apiGroup": rbac, "kind": "Role", "name": NAME},
-            "subjects": [account],
-        },
-        _deployment(),
-    ]
-
-
-def _rule(group: str, resources: list[str], verbs: list[str]) -> Json:
-    return {"apiGroups": [group], "resources": resources, "verbs": verbs}
+    return [*rights.manifests(NAMESPACE, None), _deployment()]
 
 
 def _deployment() -> Json:
