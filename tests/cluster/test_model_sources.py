@@ -119,7 +119,7 @@ def test_a_model_comes_from_the_hub_once_for_all_replicas_of_a_claim(
     cache.chmod(0o777)  # what a provisioner does for fsGroup
     kubectl("label", "namespace", kubectl.namespace, "pod-security.kubernetes.io/enforce=restricted")
     claim(kubectl, "weights", cache)
-    held = hub.fault(WEIGHTS, hold_after=250_000)
+    held = hub.fault(WEIGHTS, hold_at=250_000)
     hub.requests.clear()
     kubectl.apply(TOKEN, service("chat", uri="hf://trimtab/tiny", tokenSecretRef={"name": "hub"}, cache={"claimName": "weights"}))  # fmt: skip
     wait_for(held.reached.is_set, "the download of the weights", timeout_s=120)

@@ -34,7 +34,9 @@ class Fault:
     headers: dict[str, str] = field(default_factory=dict)
     cut_after: int | None = None  # bytes of the body, then the connection is closed
     corrupt: bool = False  # the first byte is another
-    hold_after: int | None = None  # bytes of the body, then wait for `released`
+    hold_at: int | None = (
+        None  # byte of the content to wait at for `released`, whoever asks and however often
+    )
     no_ranges: bool = False  # answer 200 with everything, whatever was asked
     times: int = 1
     released: threading.Event = field(default_factory=threading.Event)
@@ -124,8 +126,8 @@ class HubServer:
         """The fault of this request, which is used up by it."""
         with self.lock:
             for fault in self.faults:
-                if fault.times > 0 and fault.path in path:
-                    fault.times -= 1
+                if fault.times > 0 and fault.path in path and not fault.released.is_set():
+                    fault.times -= fault.hold_at is None
                     return fault
         return None
 
@@ -237,7 +239,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not file.name.endswith(BIG):
             self._file(file, _git_sha1(file), fault, {"X-Repo-Commit": model.commit})
             return
-        if fault is not None:
+        if fault is not None and fault.hold_at is None:
             with self.hub.lock:
                 fault.times += 1  # it is the content's, so the other address shall have it
         digest = _sha256(file)
@@ -270,12 +272,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return
-        if fault is not None and fault.hold_after is not None:
-            self.wfile.write(body[: fault.hold_after])
+        if fault is not None and fault.hold_at is not None:
+            free = max(0, fault.hold_at - start)
+            self.wfile.write(body[:free])
             self.wfile.flush()
             fault.reached.set()
             fault.released.wait()
-            body = body[fault.hold_after :]
+            body = body[free:]
         if fault is not None and fault.cut_after is not None:
             self.wfile.write(body[: fault.cut_after])
             self.wfile.flush()

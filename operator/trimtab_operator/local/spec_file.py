@@ -41,6 +41,8 @@ def api_keys_file(service: InferenceService) -> str | None:
 
 def _model_findings(model: Model | None) -> list[Finding]:
     assert model is not None, "support.check refuses services without a model"
+    if model.uri.startswith("hf://"):
+        return []  # the engine asks the hub, and says what is wrong
     if model.uri.startswith("package://"):
         package, _, inner = model.uri.removeprefix("package://").partition("/")
         # Only looked for, never imported: a model's package may pull in an engine of its own.

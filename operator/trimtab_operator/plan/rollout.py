@@ -17,6 +17,7 @@ from typing import Literal
 from trimtab_operator import names
 from trimtab_operator.api.service import ServiceSpec
 from trimtab_operator.plan import failures
+from trimtab_operator.plan.loading import is_moving
 
 Phase = Literal["Starting", "Running", "Draining", "Failed"]
 
@@ -348,8 +349,15 @@ def _status(
         progressing=not stalled and (acting or not done or bool(leaving)),
         stalled=stalled,
         rejected=tuple(r.name for r in (*current, *old) if r.generation_rejected == desired.generation),
-        downloading=next((f"{r.name} {r.message}" for r in current if r.downloading and not r.ready), None),
+        downloading=_downloading(current),
     )
+
+
+def _downloading(current: Sequence[Replica]) -> str | None:
+    """The one that bytes come to, before those that wait for it or for the hub."""
+    under_way = [r for r in current if r.downloading and not r.ready]
+    first = min(under_way, key=lambda r: not is_moving(r.message), default=None)
+    return None if first is None else f"{first.name} {first.message}"
 
 
 def _verdict(

@@ -191,7 +191,7 @@ def test_a_shard_that_fails_ends_the_others(hub: HubServer, repository: Path, tm
         (repository / name).write_bytes(name.encode() * 50_000)
     index = {"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}
     (repository / "model.safetensors.index.json").write_text(json.dumps(index))
-    held = hub.fault("1.safetensors", hold_after=1000)
+    held = hub.fault("1.safetensors", hold_at=1000)
     hub.fault("2.safetensors", corrupt=True, times=2)
     threading.Timer(1.0, held.released.set).start()
     with pytest.raises(ModelLoadError, match=r"2\.safetensors came 2 times"):

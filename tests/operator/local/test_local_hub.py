@@ -17,7 +17,7 @@ def test_a_model_of_a_hub_is_downloaded_once_and_seen_to_be(
     monkeypatch.setenv("HF_TOKEN", "mine")
     with hub_server() as hub:
         hub.models["trimtab/tiny"] = Model(tiny_model, token="mine")
-        held = hub.fault("model.safetensors", hold_after=250_000)
+        held = hub.fault("model.safetensors", hold_at=250_000)
         resource = service_resource(tiny_model, replicas=2)
         resource["spec"]["model"] = {"uri": "hf://trimtab/tiny"}
         resource["spec"]["engine"]["extraArgs"] = [f"--hub-endpoint={hub.url}"]
