@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.cluster.helm import CHART, Helm, HelmError, apply
 from support.cluster.kubectl import Kubectl, KubectlError
+from support.prometheus import prometheus_binary
 from trimtab_operator.cli import build_parser
 
 Json = dict[str, Any]
+RIGHTS = Path(__file__).resolve().parents[2] / "docs" / "operator.md"
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 MONITORING = ("monitoring.coreos.com/v1/PodMonitor", "monitoring.coreos.com/v1/PrometheusRule")
 VALUE_SETS: dict[str, Json] = {
@@ -36,7 +41,7 @@ VALUE_SETS: dict[str, Json] = {
         "fleet": {"configMap": "switch", "tuning": "paused", "maxConcurrentRuns": 2},
         "prometheus": {"url": "https://metrics.example/prometheus", "credentialsSecret": "metrics"},
         "hub": {"endpoint": "https://hub.example", "caConfigMap": "hub-ca"},
-        "operator": {"workers": 8, "resyncSeconds": 600, "logLevel": "debug", "logFormat": "text",
+        "operator": {"workers": 8, "resyncSeconds": 600, "roomPatienceSeconds": 900, "logLevel": "debug", "logFormat": "text",
                      "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}]},
         "nodeSelector": {"kubernetes.io/os": "linux"},
         "tolerations": [{"key": "node-role.kubernetes.io/control-plane", "operator": "Exists", "effect": "NoSchedule"}],
@@ -133,6 +138,29 @@ def test_a_bad_value_is_refused_by_its_path(what: str, helm: Helm) -> None:
         helm.template(values)
 
 
+@pytest.mark.usefixtures("monitoring_kinds")
+def test_the_api_server_takes_monitors_and_rules_and_promtool_the_alerts(
+    helm: Helm, kubectl: Kubectl, tmp_path: Path
+) -> None:
+    values = {
+        "crds": {"install": False},
+        "monitoring": {"prometheusRule": {"runbookBase": "https://runbooks.example/#"}},
+    }
+    objects = Helm(helm.program, namespace=kubectl.namespace).template(values, api_versions=MONITORING)
+    apply(kubectl, objects, ("--dry-run=server", "--force-conflicts"))
+    rule = only(objects, "PrometheusRule")
+    (tmp_path / "rules.json").write_text(json.dumps(rule["spec"]))
+    promtool = prometheus_binary("promtool")
+    done = subprocess.run(
+        [promtool, "check", "rules", "--lint=all", "--lint-fatal", str(tmp_path / "rules.json")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    for alert in rule["spec"]["groups"][0]["rules"]:
+        assert alert["annotations"]["runbook_url"] == f"https://runbooks.example/#{alert['alert'].lower()}"
+        assert {"summary", "description"} < set(alert["annotations"])
+
+
 def test_the_same_values_give_the_same_text(helm: Helm) -> None:
     first, second = (
         helm("template", "x", str(CHART), values=VALUE_SETS["a busy platform"]) for _ in range(2)
@@ -223,6 +251,19 @@ def test_prometheus_is_reached_with_its_credentials(helm: Helm, url: str, port: 
     assert "--prometheus" not in str(helm.template())
 
 
+def documented(where: str) -> set[tuple[str, str]]:
+    """Resources and verbs of the table in docs/operator.md."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in RIGHTS.read_text().splitlines() if line.startswith("| ")]  # fmt: skip
+    ours = [row for row in rows if row[0] == where and len(row) == 3]
+    assert ours, f"no row says: {where}"
+    return {
+        (resource, verb)
+        for _, resources, verbs in ours
+        for resource in re.findall(r"`([a-z/]+)`", resources)
+        for verb in verbs.split(", ")
+    }
+
+
 def granted(roles: list[Json]) -> set[tuple[str, str]]:
     """The same of rendered roles."""
     return {
@@ -232,6 +273,23 @@ def granted(roles: list[Json]) -> set[tuple[str, str]]:
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
+
+
+def test_the_chart_s_rights_are_the_documented_ones(helm: Helm) -> None:
+    everywhere = helm.template({"rbac": {"aggregate": False}})
+    home = [o for o in everywhere if o["kind"] == "Role"]
+    assert granted(home) == documented("its own namespace")
+    assert granted([only(everywhere, "ClusterRole")]) == documented("each served namespace")
+    [named] = [rule for role in home for rule in role["rules"] if rule["resources"] == ["configmaps"]]
+    assert len(named["resourceNames"]) == 1
+
+    some = helm.template({"watchNamespaces": ["a", "b"]})
+    assert not {"ClusterRole", "ClusterRoleBinding"} & {o["kind"] for o in some}
+    for place in ("a", "b"):
+        there = [o for o in some if o["kind"] == "Role" and o["metadata"]["namespace"] == place]
+        assert granted(there) == documented("each served namespace")
+    keyless = helm.template({"adminKey": {"create": False, "secretName": "from-vault"}})
+    assert "secrets" not in {resource for resource, _ in granted([o for o in keyless if o["kind"] == "Role"])}
 
 
 def test_no_role_has_a_wildcard_and_no_rule_reads_secrets(helm: Helm) -> None:
@@ -251,6 +309,8 @@ def test_the_fleet_s_switch_is_a_person_s_unless_a_value_says_otherwise(helm: He
         switch = only(objects, "ConfigMap")
         assert switch["metadata"]["name"] == name
         assert switch["data"] == {"tuning": values["tuning"]}
+        container = only(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+        assert build_parser("run").parse_args(container["args"]).fleet_config_map == name
         [rule] = [
             rule
             for o in objects
