@@ -20,10 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from support.cluster import binaries, certs, host_tools, namespace
+from support.cluster import binaries, host_tools, namespace
 from support.cluster.binaries import Unavailable
-from support.cluster.control_plane import API_PORT, API_URL
-from support.cluster.kubectl import Kubectl
+from support.cluster.control_plane import API_PORT
 
 Json = dict[str, Any]
 _KEPT_S = 30.0  # the API server closes idle connections after 90 s
@@ -35,7 +34,7 @@ def step_inside() -> None:
     if namespace.is_inside():
         return
     try:
-        programs = binaries.find_or_build()
+        programs = binaries.find_all()
         host_tools.search_path()
         problem = namespace.probe()
         if problem is not None:
@@ -43,7 +42,7 @@ def step_inside() -> None:
     except Unavailable as error:
         sys.exit(f"{Path(sys.argv[0]).name}: {error}")
     command = namespace.command_inside([sys.executable, "-P", *sys.argv])
-    os.execve(command[0], command, {**os.environ, "KUBEBUILDER_ASSETS": str(programs)})
+    os.execve(command[0], command, {**os.environ, **programs})
 
 
 class BareClient:
@@ -189,24 +188,6 @@ def tally(requests: Sequence[Request]) -> dict[str, int]:
     """How often each was asked, most often first; failed ones with their status."""
     names = Counter(f"{r.verb} {r.resource}" + ("" if r.status < 300 else f" → {r.status}") for r in requests)
     return dict(names.most_common())
-
-
-def service_account_kubeconfig(kubectl: Kubectl, pki: Path, path: Path, name: str) -> str:
-    """An account with all rights in `default`, and a kubeconfig that uses its token → its user name for the audit log."""
-    kubectl("create", "serviceaccount", name)
-    kubectl(
-        "create",
-        "clusterrolebinding",
-        name,
-        "--clusterrole=cluster-admin",
-        f"--serviceaccount=default:{name}",
-    )
-    token = kubectl("create", "token", name, "--duration=12h").strip()
-    certs.write_kubeconfig(path, pki, API_URL)
-    config = json.loads(path.read_text())
-    config["users"] = [{"name": "admin", "user": {"token": token}}]
-    path.write_text(json.dumps(config))
-    return f"system:serviceaccount:default:{name}"
 
 
 def cpu_s(pid: int) -> float:

@@ -23,7 +23,6 @@ from cluster_tools import (
     Watcher,
     cpu_s,
     rss_mb,
-    service_account_kubeconfig,
     step_inside,
     tally,
 )
@@ -31,6 +30,7 @@ from harness import emit, provenance, write_table
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from support.cluster import rights
 from support.cluster.cluster import Cluster, NodeOptions, is_ready, start
 from support.cluster_operator import OperatorProcess, operator
 from trimtab_operator import crds, names
@@ -39,8 +39,7 @@ Json = dict[str, Any]
 TARGETS = {"floor_ratio": 4.0, "rss_mb": 300, "idle_writes": 0}
 THREADS = 8
 LIMIT_S = 3600.0  # of each phase; a benchmark measures, it does not judge the machine
-ACCOUNT = "operator"
-USER = f"system:serviceaccount:default:{ACCOUNT}"
+HOME = "default"  # the operator's namespace
 SERVICES = f"/apis/{names.GROUP}/{names.VERSION}"
 PROGRAMS = ("kube-apiserver", "etcd", "kube-controller-manager", "kube-scheduler", "kube-proxy")
 FAKE_NODE = "fake-a"
@@ -83,7 +82,7 @@ class Scale:
         self._options = options
         self._folder = folder
         self._count = int(options.services)
-        self._audit = Audit(folder, USER)
+        self._audit = Audit(folder, rights.user(HOME))
         self._progress = Progress(
             TextColumn("{task.description:>28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
             console=Console(stderr=True),
@@ -101,11 +100,9 @@ class Scale:
             self._pids = {program: cluster.control_plane.child(program).pid for program in PROGRAMS}
             self._pids["fake node"] = cluster.agent(FAKE_NODE).pid
             floor = self._floor(cluster, client)
-            kubeconfig = self._folder / "operator.kubeconfig"
-            service_account_kubeconfig(cluster.kubectl, cluster.control_plane.pki, kubeconfig, ACCOUNT)
             more = ["--workers", str(self._options.workers)] if self._options.workers else []
             with operator(
-                kubeconfig, self._folder, "scale", "--all-namespaces", "--operator-namespace", "default",
+                cluster.kubeconfig, self._folder, "scale", "--all-namespaces", "--operator-namespace", HOME,
                 "--resync", str(self._options.resync), *more,
             ) as running:  # fmt: skip
                 try:
