@@ -20,6 +20,7 @@ other jobs are part of what is measured: run this on a quiet machine. `make benc
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 import tempfile
@@ -42,7 +43,7 @@ from trimtab_engine.messages import Add
 from trimtab_tuner.arrivals import retime
 from trimtab_tuner.replay import ReplayOptions, replay
 from trimtab_tuner.result import ReplayResult
-from trimtab_tuner.simulate.cost import ScatteredCost, StepCost
+from trimtab_tuner.simulate.cost import Scatter, ScatteredCost, StepCost
 from trimtab_tuner.simulate.fleet import Delays
 from trimtab_tuner.simulate.identity import compare, compare_free_running, recorded_steps
 from trimtab_tuner.simulate.simulate import Server, simulate
@@ -77,7 +78,7 @@ class Calibration:
     """What was learnt from the calibration replay."""
 
     model: StepTimeModel
-    ratios: list[float]  # measured / predicted, one a step
+    scatter: Scatter
     delays: Delays
 
 
@@ -87,6 +88,7 @@ class Bench:
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self.model = options.model
         self.folder = folder
+        self.reuse = options.reuse
         self.live = LiveConfig(
             max_num_batched_tokens=options.budget,
             max_num_seqs=options.max_num_seqs,
@@ -99,8 +101,13 @@ class Bench:
         self.num_blocks = self.block_size = self.max_model_len = 0
 
     def measure(self, name: str, trace: Trace, seed: int) -> Measured:
-        """Replay on a fresh engine."""
-        record = self.folder / f"{name}.jsonl"
+        """Replay on a fresh engine; what was measured is kept beside its record, and taken from there with --reuse."""
+        record, kept, about = (self.folder / f"{name}{end}" for end in (".jsonl", ".json", ".about.json"))
+        if self.reuse and about.is_file():
+            known = json.loads(about.read_text())
+            self.num_blocks, self.block_size = known["num_blocks"], known["block_size"]
+            self.max_model_len = known["max_model_len"]
+            return Measured(trace, ReplayResult.load(kept), record, known["zero_s"])
         say(f"{name}: {len(trace)} requests over {trace.span_s:.0f} s")
         with serve(self.model, [*self.flags, "--record-steps", str(record)]) as engine:
             info = httpx.get(f"{engine.admin_url}/admin/info", timeout=30).json()
@@ -113,10 +120,18 @@ class Bench:
         failed = sum(request.status != "ok" for request in result.requests)
         if failed:
             raise SystemExit(f"{name}: {failed} of {len(trace)} requests failed; nothing to compare")
-        return Measured(trace, result, record, float(result.meta["started_unix"]) - unix_offset_s)
+        zero_s = float(result.meta["started_unix"]) - unix_offset_s
+        result.save(kept)
+        shape = {
+            "num_blocks": self.num_blocks,
+            "block_size": self.block_size,
+            "max_model_len": self.max_model_len,
+        }
+        about.write_text(json.dumps({"zero_s": zero_s, **shape}))
+        return Measured(trace, result, record, zero_s)
 
-    def simulate(self, trace: Trace, cost: StepCost, delays: Delays) -> ReplayResult:
-        """The same trace on the simulated server."""
+    def simulate(self, trace: Trace, cost: StepCost, delays: Delays, believed: StepTimeModel) -> ReplayResult:
+        """The same trace on the simulated server, whose scheduler goes by the model `believed` where its policy does."""
         server = Server(
             "cpu engine",
             self.live,
@@ -124,6 +139,7 @@ class Bench:
             block_size=self.block_size,
             max_model_len=self.max_model_len,
             delays=delays,
+            step_time=believed,
         )
         return simulate(trace, cost, server, slo=SLO).result
 
@@ -140,6 +156,10 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=256)
     parser.add_argument("--max-num-seqs", type=int, default=16)
     parser.add_argument("--policy", default="fcfs")
+    parser.add_argument("--records", type=Path, metavar="FOLDER", help="keep records and results there")
+    parser.add_argument(
+        "--reuse", action="store_true", help="take what lies in that folder instead of measuring it again"
+    )
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks/fidelity.md")
     options = parser.parse_args()
     before = provenance(("numpy", "torch"))
@@ -148,8 +168,10 @@ def main() -> None:
     def requests(seed: int, rate_rps: float) -> Trace:
         return lengths.poisson(options.requests, rate_rps, seed).scale_lengths(options.divide_lengths)
 
-    with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(options, Path(folder))
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) if options.records is None else options.records
+        folder.mkdir(parents=True, exist_ok=True)
+        bench = Bench(options, folder)
         # A short full queue tells how fast this machine is today; it decides the rates and is not compared.
         probe = bench.measure(
             "probe", at_once(requests(2, 1.0).slice_count(0, max(8, options.requests // 10))), 2
@@ -168,7 +190,7 @@ def main() -> None:
         capacity = {
             "measured": capacity_rps(full.result),
             "simulated": statistics.fmean(
-                capacity_rps(bench.simulate(full.trace, scattered(learnt, seed), learnt.delays))
+                capacity_rps(bench.simulate(full.trace, scattered(learnt, seed), learnt.delays, learnt.model))
                 for seed in range(SCATTER_DRAWS)
             ),
         }
@@ -201,7 +223,7 @@ def main() -> None:
         "budget": options.budget,
         "policy": options.policy,
         "delays_s": {"in": round(learnt.delays.ingress_s, 5), "out": round(learnt.delays.egress_s, 5)},
-        "step_scatter_p5_p95": [round(float(q), 3) for q in np.quantile(learnt.ratios, (0.05, 0.95))],
+        "step_scatter_p5_p95": [round(float(q), 3) for q in np.quantile(learnt.scatter.ratios, (0.05, 0.95))],
     }
     if options.write:
         write_table("fidelity", table(figures, errors, shape, before))
@@ -228,10 +250,8 @@ def calibrate(measured: Measured) -> Calibration:
     if fit.model is None:
         raise SystemExit("the calibration has too few steps to fit")
     model = fit.model
-    ratios = [
-        step.duration_s / predicted for step in steps if (predicted := model.predict(step.features)) > 0
-    ]
-    return Calibration(model, ratios, delays_of(measured))
+    scatter = Scatter(model, ((step.features, step.duration_s) for step in steps))
+    return Calibration(model, scatter, delays_of(measured))
 
 
 def delays_of(measured: Measured) -> Delays:
@@ -262,8 +282,8 @@ def delays_of(measured: Measured) -> Delays:
 
 
 def scattered(learnt: Calibration, seed: int) -> ScatteredCost:
-    """Steps as the calibration's: the model times one of its ratios."""
-    return ScatteredCost(learnt.model, learnt.ratios, seed)
+    """Steps as the calibration's: the model times one of its ratios for that kind of step."""
+    return ScatteredCost(learnt.model, learnt.scatter, seed)
 
 
 def quantiles(result: ReplayResult) -> Figures:
@@ -286,14 +306,16 @@ def compare_quantiles(bench: Bench, measured: Measured, learnt: Calibration) -> 
     real = quantiles(measured.result)
     with_scatter = averaged(
         [
-            quantiles(bench.simulate(measured.trace, scattered(learnt, seed), learnt.delays))
+            quantiles(bench.simulate(measured.trace, scattered(learnt, seed), learnt.delays, learnt.model))
             for seed in range(SCATTER_DRAWS)
         ]
     )
-    smooth = quantiles(bench.simulate(measured.trace, learnt.model, learnt.delays))
+    smooth = quantiles(bench.simulate(measured.trace, learnt.model, learnt.delays, learnt.model))
     # The scheduler's share alone: no delays, the client's clock against the engine's.
     bare = quantiles(
-        bench.simulate(measured.trace, learnt.model, replace(learnt.delays, ingress_s=0, egress_s=0))
+        bench.simulate(
+            measured.trace, learnt.model, replace(learnt.delays, ingress_s=0, egress_s=0), learnt.model
+        )
     )
     return {
         "measured_s": rounded(real),

@@ -64,6 +64,11 @@ class FitScore:
         }
 
 
+def kind_of(features: StepFeatures) -> tuple[int, bool]:
+    """Which kind of step it is: the segment of the token axis, and whether it holds prompts."""
+    return bisect_left(KNOTS, features.tokens), features.prefill_attention > 0
+
+
 def is_disturbed(seconds: float, lost_s: float) -> bool:
     """Whether a step of `seconds` that waited `lost_s` of them for a CPU is left out."""
     return lost_s > DISTURBED_SHARE * seconds
@@ -119,8 +124,7 @@ class StepTimeFit:
         if disturbed:
             self.num_excluded += 1
             return news
-        mixed = features.prefill_attention > 0
-        stratum = self._strata.setdefault((bisect_left(KNOTS, features.tokens), mixed), _Stratum())
+        stratum = self._strata.setdefault(kind_of(features), _Stratum())
         stratum.add(basis(features), seconds, self._weight(features, seconds, stratum))
         self._num_steps += 1
         if self._num_steps >= self._first_fit and (

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from support.simulations import SLO, run, server, step_time, token_times, trace_of
 from trimtab_engine.core.step import Step
+from trimtab_engine.core.step_time import StepFeatures
 from trimtab_tuner.commands.trace import describe
 from trimtab_tuner.errors import InputError
 from trimtab_tuner.result import ReplayResult
-from trimtab_tuner.simulate.cost import ScatteredCost
+from trimtab_tuner.simulate.cost import Scatter, ScatteredCost
 from trimtab_tuner.simulate.fleet import Delays
 from trimtab_tuner.simulate.simulate import Simulation, live_slo
 from trimtab_tuner.simulate.stop_rule import StopRule
@@ -233,7 +234,8 @@ def test_no_clock_is_read_while_simulating(monkeypatch: pytest.MonkeyPatch) -> N
                     if getattr(module, clock, None) is not None and callable(getattr(module, clock)):
                         patched.setattr(module, clock, broken)
         simulation = run(trace, mode="gamma:2")
-        scattered = run(trace, ScatteredCost(step_time(), [0.9, 1.1], 1))
+        steps = [(StepFeatures(1, 1, 0, 0.0), seconds) for seconds in (0.9, 1.1)]
+        scattered = run(trace, ScatteredCost(step_time(), Scatter(step_time(), steps), 1))
         with pytest.raises(AssertionError, match="clock"):
             time.monotonic()  # the trap works
     assert outcome(simulation) == outcome(reference)
@@ -420,12 +422,25 @@ def test_what_a_stop_cuts_off_is_cancelled_not_failed() -> None:
     assert "cancelled" in {request.status for request in simulation.result.requests}
 
 
-def test_scattered_steps_scatter_by_the_given_ratios_only() -> None:
-    simulation = run(trace_of((0.0, 10, 200)), ScatteredCost(step_time(), [0.5, 2.0], seed=3))
-    times = [0.0, *token_times(simulation)[0]]
-    gaps = {b - a for a, b in pairwise(times)}
-    assert gaps == {0.5, 2.0}
+def test_scattered_steps_scatter_by_the_ratios_of_their_kind() -> None:
+    decode, prompt = StepFeatures(1, 1, 9, 0.0), StepFeatures(10, 1, 0, 50.0)
+    steps = [(decode, seconds) for seconds in (0.5, 2.0)] * 20 + [(prompt, 8.0)] * 40
+    simulation = run(
+        trace_of((0.0, 10, 200)), ScatteredCost(step_time(), Scatter(step_time(), steps), seed=3)
+    )
+    first, *others = token_times(simulation)[0]
+    assert first == 8.0
+    assert {b - a for a, b in pairwise([first, *others])} == {0.5, 2.0}
     assert simulation.num_skipped == 0
+
+
+def test_a_kind_of_step_that_was_hardly_measured_scatters_as_all_do() -> None:
+    decode, prompt = StepFeatures(1, 1, 9, 0.0), StepFeatures(10, 1, 0, 50.0)
+    scatter = Scatter(step_time(), [(decode, 2.0)] * Scatter.ENOUGH + [(prompt, 8.0)])
+    assert scatter.of(decode) == [2.0] * Scatter.ENOUGH
+    assert scatter.of(prompt) == scatter.ratios
+    with pytest.raises(InputError, match="at least one measured step"):
+        Scatter(step_time(), [])
 
 
 def test_a_simulation_is_saved_read_and_summarised_like_a_replay(tmp_path: Path) -> None:

@@ -7,10 +7,12 @@ else that has `predict` does as well: recorded durations, a model with noise.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from random import Random
 from typing import Protocol
 
+from trimtab_engine.core.step_fit import kind_of
 from trimtab_engine.core.step_time import StepFeatures, StepTimeModel
 from trimtab_engine.errors import ConfigError
 from trimtab_tuner.errors import InputError
@@ -23,23 +25,49 @@ class StepCost(Protocol):
         """Seconds, at least 0."""
 
 
-class ScatteredCost:
-    """A cost whose steps scatter as an engine's did: each duration is multiplied by one of the given ratios, drawn by seed.
+class Scatter:
+    """How an engine's steps scatter around a model: measured / predicted of each, kept apart by kind of step.
 
-    `ratios` are measured / predicted of single steps. Without it a simulation is smoother than any engine, and its tail
-    too short. Draws are made in the order of the steps, so a simulation stays repeatable.
+    Decodes scatter more than long prompts, and what the formula misses of one kind is that kind's alone. A kind with fewer
+    than ENOUGH steps draws from all.
     """
 
-    def __init__(self, cost: StepCost, ratios: list[float], seed: int) -> None:
-        if not ratios or min(ratios) < 0:
-            raise InputError("ratios", ratios[:3], "at least one ratio, none below 0")
+    ENOUGH = 30
+
+    def __init__(self, cost: StepCost, steps: Iterable[tuple[StepFeatures, float]]) -> None:
+        """`steps`: features and seconds of measured steps."""
+        self.ratios: list[float] = []
+        self._by_kind: dict[tuple[int, bool], list[float]] = {}
+        for features, seconds in steps:
+            if (predicted := cost.predict(features)) > 0:
+                self.ratios.append(seconds / predicted)
+                self._by_kind.setdefault(kind_of(features), []).append(seconds / predicted)
+        if not self.ratios or min(self.ratios) < 0:
+            raise InputError(
+                "steps", self.ratios[:3], "at least one measured step, none shorter than nothing"
+            )
+
+    def of(self, features: StepFeatures) -> list[float]:
+        """The ratios that such a step may have."""
+        own = self._by_kind.get(kind_of(features), [])
+        return own if len(own) >= self.ENOUGH else self.ratios
+
+
+class ScatteredCost:
+    """A cost whose steps scatter as an engine's did: each duration is multiplied by one of the ratios of its kind, drawn by seed.
+
+    Without it a simulation is smoother than any engine, and its tail too short. Draws are made in the order of the steps, so
+    a simulation stays repeatable.
+    """
+
+    def __init__(self, cost: StepCost, scatter: Scatter, seed: int) -> None:
         self._cost = cost
-        self._ratios = ratios
+        self._scatter = scatter
         self._random = Random(seed)
 
     def predict(self, features: StepFeatures) -> float:
         """Seconds of one particular step: asking again draws again."""
-        return self._cost.predict(features) * self._random.choice(self._ratios)
+        return self._cost.predict(features) * self._random.choice(self._scatter.of(features))
 
 
 def load_step_time(path: str) -> StepTimeModel:
