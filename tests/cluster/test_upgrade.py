@@ -69,7 +69,7 @@ def test_neither_an_upgrade_of_the_operator_nor_the_way_back_replaces_a_pod(
         become(NEXT_PROGRAM, "trimtab/engine:2")
         patch = json.dumps({"spec": {"rollout": {"upgradePolicy": "Auto"}}})
         kubectl("patch", "infsvc", "chat", "--type=merge", "-p", patch)
-        wait_until(lambda: len(kubectl.items("pods")) == 1 and only_engine()["metadata"]["uid"] != pod["metadata"]["uid"],
+        wait_until(lambda: len(found := kubectl.items("pods")) == 1 and found[0]["metadata"]["uid"] != pod["metadata"]["uid"],
                    READY_S)  # fmt: skip
         wait_ready(kubectl)
         newer = only_engine()
