@@ -256,6 +256,20 @@ def test_one_step_in_ten_a_third_too_slow_moves_the_model_by_less_than_a_percent
     assert fit.model.predict(decodes) == pytest.approx(TRUE.predict(decodes), rel=0.01)
 
 
+def test_the_first_steps_of_a_kind_do_not_outweigh_those_that_follow() -> None:
+    """Nothing is known of prompts, so they seem to take next to no time: by that their weight would be a hundred times too large."""
+    random, fit = Random(15), StepTimeFit()
+    for _ in range(300):
+        decodes = StepFeatures(8, 8, random.randrange(1500, 2500), 0.0)
+        fit.observe(decodes, TRUE.predict(decodes) * random.gauss(1.0, 0.02), disturbed=False)
+    prompt = StepFeatures(1000, 1, 0, 1000 * 500.0)
+    for number in range(120):
+        cold = 3.0 if number < 8 else random.gauss(1.0, 0.02)
+        fit.observe(prompt, TRUE.predict(prompt) * cold, disturbed=False)
+    assert fit.model is not None
+    assert fit.model.predict(prompt) == pytest.approx(TRUE.predict(prompt), rel=0.25)
+
+
 def test_an_hour_of_decodes_leaves_what_was_learnt_of_prompts() -> None:
     """Each kind of step forgets by its own steps: by all steps, 20,000 decodes would leave nothing of the prompts."""
     random, fit = Random(13), StepTimeFit()

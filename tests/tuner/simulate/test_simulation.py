@@ -103,6 +103,9 @@ def test_swapped_requests_pay_for_their_copies_and_not_for_recomputation() -> No
     assert free.stats[0].preemptions_swap == paid.stats[0].preemptions_swap > 0
     assert free.stats[0].recomputed_tokens == 0
     assert free.busy_s < paid.busy_s < recomputed.busy_s
+    assert 0 < paid.num_swapped_in <= paid.num_swapped_out
+    copies = paid.num_swapped_in + paid.num_swapped_out
+    assert paid.busy_s == pytest.approx(free.busy_s + 0.01 * copies)  # both ways
     assert [len(times) for times in token_times(paid)] == [60] * 4
 
 
