@@ -86,8 +86,8 @@ def read_back_inside(operator: OperatorProcess, pod: Json) -> Json:
 def api_server_away(cluster: Cluster) -> Iterator[None]:
     """etcd and kube-apiserver are not there until the block ends; then they have all that they had.
 
-    The controller manager and the scheduler go with them: with leader election they would end themselves when they cannot renew
-    their lease. One that had slept through the outage would call every node dead, because it had not heard of them for so long.
+    The controller manager and the scheduler go with them, as with leader election: they end themselves when they cannot renew their
+    lease, and start anew.
     """
     plane = cluster.control_plane
     programs = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")

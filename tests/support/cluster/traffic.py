@@ -53,11 +53,11 @@ class Traffic:
         while self.count < want and not self.failed:
             assert time.monotonic() < deadline_s, f"{want - self.count} of {streams} streams did not end"
             time.sleep(0.05)
-        assert self.failed == []
+        assert self.failed == [], self.failed
 
     def check(self, max_gap_s: float = 20.0) -> None:
         """Nothing failed and nothing stood still. The gap's bound is generous: two cores may be shared with a build."""
-        assert self.failed == []
+        assert self.failed == [], self.failed
         assert self.count > 0
         assert self.longest_gap_s < max_gap_s
 
