@@ -28,7 +28,7 @@ from trimtab_engine.core.live import LiveConfig
 from trimtab_engine.core.request import Request, SamplingParams
 from trimtab_engine.core.scheduler import Scheduler
 from trimtab_engine.core.step import StepResult
-from trimtab_engine.core.step_time import StepTimeModel
+from trimtab_engine.core.step_time import NUM_SLOPES, StepTimeModel
 
 TARGET_MS = 0.5
 POLICIES = ("fcfs", "priority", "sla-aware")
@@ -37,7 +37,7 @@ RUNNING = 256
 BLOCK_SIZE = 16
 BUDGET = 2048
 # A GPU of the 7B class, as a policy with deadlines sees it: 8 ms and 20 µs a token, attention on top.
-STEP_TIME = StepTimeModel((0.008, *[2e-5] * 6, 1e-6, 2e-9, 2e-11))
+STEP_TIME = StepTimeModel((0.008, *[2e-5] * NUM_SLOPES, 1e-6, 2e-9, 2e-11))
 STEP_S = 0.02  # virtual time a step, for arrivals and aging
 
 

@@ -77,6 +77,9 @@ class StepTimeModel:
     error_high: float = 0.0
     largest_tokens: float = math.inf
 
+    def __post_init__(self) -> None:
+        assert len(self.coefficients) == len(TERMS), f"{len(self.coefficients)} coefficients for {len(TERMS)}"
+
     def predict(self, features: StepFeatures) -> float:
         """Seconds that such a step takes; 0 for a step without tokens."""
         tokens, sequences, decode_context, prefill_attention = features
