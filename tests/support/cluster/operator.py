@@ -1,29 +1,28 @@
-"""Trimtab in a test cluster: CRDs, rights, and the operator as a pod. Used by `make cluster` and by tests of the whole."""
+"""Trimtab in a test cluster, by its chart: CRDs, rights, and the operator as a pod. Used by `make cluster` and by tests of the whole.
+
+Rendered by helm and applied by kubectl: what a release adds (its record, its claim on the CRDs) belongs to the tests of the chart's
+life, which share a cluster with this.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from support.cluster import rights
-from support.cluster.helm import apply
+from support.cluster.helm import RELEASE, Helm, apply
 from support.cluster.kubectl import Kubectl, KubectlError
-from trimtab_operator import names
 
 Json = dict[str, Any]
-ROOT = Path(__file__).resolve().parents[3]
 NAMESPACE = "trimtab-system"
-NAME = rights.ACCOUNT
+NAME = f"{RELEASE}-operator"  # of its Deployment, account and roles
 
 
-def install(kubectl: Kubectl, *, timeout_s: int = 120) -> None:
-    """Install, and wait until the operator is ready."""
-    for name in ("inferenceservice", "tuningrun"):
-        kubectl("apply", "--server-side", "-f", str(ROOT / "crds" / f"{name}.yaml"))
-    kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
-    kubectl.apply(_namespace())
-    apply(kubectl.within(NAMESPACE), manifests())
+def install(kubectl: Kubectl, *, values: Mapping[str, Any] | None = None, timeout_s: int = 120) -> None:
+    """Install, and wait until the operator is ready. values: of the chart."""
     home = kubectl.within(NAMESPACE)
+    kubectl.apply(_namespace())
+    apply(home, manifests(values), ("--force-conflicts",))
+    kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
     try:
         home("rollout", "status", f"deployment/{NAME}", f"--timeout={timeout_s}s")
     except KubectlError as error:
@@ -35,69 +34,16 @@ def install(kubectl: Kubectl, *, timeout_s: int = 120) -> None:
 def uninstall(kubectl: Kubectl) -> None:
     """Remove it, so that another operator may have the cluster; the CRDs stay."""
     kubectl("delete", "namespace", NAMESPACE, "--timeout=90s")
-    for manifest in rights.manifests(NAMESPACE, None):
+    for manifest in manifests():
         if manifest["kind"].startswith("ClusterRole"):
             kubectl("delete", manifest["kind"], manifest["metadata"]["name"])
+
+
+def manifests(values: Mapping[str, Any] | None = None) -> list[Json]:
+    """Everything that the chart makes."""
+    return Helm.find(namespace=NAMESPACE).template(values)
 
 
 def _namespace() -> Json:
     level = {"pod-security.kubernetes.io/enforce": "restricted"}
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": level}}
-
-
-def manifests() -> list[Json]:
-    """Account, roles, bindings, Deployment."""
-    return [*rights.manifests(NAMESPACE, None), _deployment()]
-
-
-def _deployment() -> Json:
-    labels = {names.LABEL_COMPONENT: "operator", names.LABEL_PART_OF: "trimtab"}
-    health = {"port": "health", "path": "/healthz"}
-    container = {
-        "name": "operator",
-        "image": "trimtab/operator:test",
-        "args": [
-            "run",
-            "--all-namespaces",
-            "--admin-key-secret",
-            "trimtab-admin-key",
-            "--admin-key-file",
-            "/key/admin-key.pem",
-        ],
-        "ports": [{"name": "health", "containerPort": 8080}],
-        "startupProbe": {"httpGet": health, "periodSeconds": 1, "failureThreshold": 60, "timeoutSeconds": 5},
-        "livenessProbe": {"httpGet": health, "periodSeconds": 10, "timeoutSeconds": 5},
-        "readinessProbe": {"httpGet": {**health, "path": "/readyz"}, "periodSeconds": 1, "timeoutSeconds": 5},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
-        "volumeMounts": [
-            {"name": "tmp", "mountPath": "/tmp"},
-            {"name": "key", "mountPath": "/key", "readOnly": True},
-        ],
-    }
-    pod = {
-        "serviceAccountName": NAME,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": 65532,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        "containers": [container],
-        "volumes": [
-            {"name": "tmp", "emptyDir": {}},
-            {"name": "key", "secret": {"secretName": "trimtab-admin-key", "optional": True}},
-        ],
-    }
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": NAME, "labels": labels},
-        "spec": {
-            "replicas": 1,
-            "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": pod},
-        },
-    }

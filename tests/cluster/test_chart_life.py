@@ -1,0 +1,215 @@
+"""The chart's life on a cluster, by helm itself: install, upgrade from a previous chart, uninstall, reinstall; and its two scopes.
+
+The operator runs as the chart's pod, with the chart's rights. CRDs belong to the release here, so the module starts without any
+and leaves none.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from support.cluster.cluster import Cluster
+from support.cluster.helm import CHART, RELEASE, Helm
+from support.cluster.kubectl import Kubectl
+from support.cluster.reach import get
+from support.cluster.story import (
+    address,
+    condition,
+    edit_budget,
+    engines,
+    service,
+    wait_condition,
+    wait_ready,
+    wait_until,
+)
+from support.cluster_operator import write_admin_key
+from trimtab_operator import crds
+
+Json = dict[str, Any]
+CRDS = ("inferenceservices.serving.trimtab.dev", "tuningruns.serving.trimtab.dev")
+WAIT = ("--wait", "--timeout=120s")
+LATER_FIELD = "startupTimeout"  # of the CRD; the previous chart does not know it
+
+
+@pytest.fixture(scope="module")
+def no_crds(cluster: Cluster) -> Iterator[Kubectl]:
+    """The administrator's kubectl on a cluster without our kinds."""
+    admin = cluster.kubectl
+
+    def remove() -> None:
+        admin("delete", "crd", *CRDS, "--ignore-not-found", "--timeout=90s")
+
+    remove()
+    yield admin
+    remove()
+
+
+@pytest.fixture
+def home(no_crds: Kubectl, kubectl: Kubectl) -> Iterator[Kubectl]:
+    """A namespace at the restricted level for the operator, beside the test's own; releases in it are uninstalled."""
+    name = f"{kubectl.namespace[:48]}-home"
+    no_crds("create", "namespace", name)
+    no_crds("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
+    yield no_crds.within(name)
+    helm = Helm.find(no_crds.kubeconfig, name)
+    if RELEASE in helm("list", "--short").split():
+        helm("uninstall", RELEASE)
+    no_crds("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture
+def crds_by_hand(no_crds: Kubectl) -> None:
+    """Our kinds, put there by an administrator."""
+    no_crds("apply", "--server-side", "--force-conflicts", "-f", str(crds.directory()))
+    no_crds("wait", "--for=condition=Established", *(f"crd/{name}" for name in CRDS), "--timeout=60s")
+
+
+def previous_chart(folder: Path) -> Path:
+    """The chart as an earlier version might have been: other versions, a CRD without a field, a Deployment without a setting."""
+    made = folder / "trimtab"
+    shutil.copytree(CHART, made)
+    chart = yaml.safe_load((made / "Chart.yaml").read_text())
+    chart.update(version="0.1.9", appVersion="0.0.9")
+    (made / "Chart.yaml").write_text(yaml.safe_dump(chart))
+    crd_file = made / "files" / "inferenceservice.yaml"
+    crd = yaml.safe_load(crd_file.read_text())
+    [version] = crd["spec"]["versions"]
+    del version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"][LATER_FIELD]
+    version["additionalPrinterColumns"] = version["additionalPrinterColumns"][:3]
+    crd_file.write_text(yaml.safe_dump(crd))
+    template = made / "templates" / "deployment.yaml"
+    text = template.read_text()
+    template.write_text(re.sub(r"\n +enableServiceLinks: false", "", text))
+    assert template.read_text() != text
+    return made
+
+
+def operator_pods(home: Kubectl) -> list[Json]:
+    """Those that are not leaving."""
+    listed = home.items("pods", "-l", "app.kubernetes.io/component=operator")
+    return [pod for pod in listed if "deletionTimestamp" not in pod["metadata"]]
+
+
+def fields_of_spec(kubectl: Kubectl) -> set[str]:
+    """What the API server's schema knows."""
+    crd = kubectl.get("crd", CRDS[0])
+    return set(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"])
+
+
+def uid(pod: Json) -> str:
+    """Of a pod that must stay the same one."""
+    found: str = pod["metadata"]["uid"]
+    return found
+
+
+def test_engines_serve_through_upgrade_uninstall_and_reinstall(
+    home: Kubectl, kubectl: Kubectl, model: Path, tmp_path: Path
+) -> None:
+    helm = Helm.find(home.kubeconfig, home.namespace)
+    helm("install", RELEASE, str(previous_chart(tmp_path)), *WAIT)
+    assert LATER_FIELD not in fields_of_spec(kubectl)
+    kubectl.apply(service(model))
+    wait_ready(kubectl)
+    [engine], [first] = engines(kubectl), operator_pods(home)
+    url = f"{address(kubectl)}/v1/models"
+
+    def serves() -> bool:
+        answer = get(url)
+        return answer is not None and answer.status_code == 200
+
+    # Upgrade: CRD and operator are new, engines are not.
+    said = helm("upgrade", RELEASE, str(CHART), *WAIT)
+    assert f"deployment/{RELEASE}-operator" in said, "the notes"
+    assert LATER_FIELD in fields_of_spec(kubectl)
+    assert len(kubectl.get("crd", CRDS[0])["spec"]["versions"][0]["additionalPrinterColumns"]) > 3
+    [second] = operator_pods(home)
+    assert uid(second) != uid(first)
+    found = wait_condition(kubectl, "UpgradeAvailable", "True")
+    assert found["status"]["resolved"]["image"] == "trimtab/engine:0.0.9"
+    assert [uid(pod) for pod in engines(kubectl)] == [uid(engine)], "an upgrade restarts no engine"
+    edit_budget(kubectl, 256)
+    kubectl.wait_for("a live edit in force", "infsvc", "chat", condition=lambda s: applied_budget(s) == 256)
+
+    # Uninstall: no operator, no rights, all else stays.
+    helm("uninstall", RELEASE, *WAIT)
+    assert home.items("deployments", "-l", "app.kubernetes.io/part-of=trimtab") == []
+    assert kubectl("get", "clusterrole", f"{RELEASE}-operator", "--ignore-not-found") == ""
+    assert kubectl.get("crd", *CRDS)["items"]
+    assert condition(kubectl.get("infsvc", "chat"), "Ready")["status"] == "True"
+    assert [uid(pod) for pod in engines(kubectl)] == [uid(engine)]
+    wait_until(serves)
+
+    # Reinstall: it takes over what is there.
+    edit_budget(kubectl, 128)
+    helm("install", RELEASE, str(CHART), *WAIT)
+    kubectl.wait_for("a live edit in force", "infsvc", "chat", condition=lambda s: applied_budget(s) == 128)
+    assert [uid(pod) for pod in engines(kubectl)] == [uid(engine)]
+    assert serves()
+
+
+def applied_budget(found: Json) -> object:
+    """What all engines read back, None while they differ."""
+    return found["status"].get("engine", {}).get("applied", {}).get("maxNumBatchedTokens")
+
+
+@pytest.mark.usefixtures("crds_by_hand")
+def test_a_namespaced_install_serves_two_namespaces_without_any_cluster_right(
+    home: Kubectl, kubectl: Kubectl, model: Path
+) -> None:
+    served = [kubectl.namespace, f"{kubectl.namespace[:48]}-b"]
+    other = f"{kubectl.namespace[:48]}-c"
+    for name in (served[1], other):
+        home("create", "namespace", name)
+    try:
+        helm = Helm.find(home.kubeconfig, home.namespace)
+        helm(
+            "install",
+            RELEASE,
+            str(CHART),
+            *WAIT,
+            values={"watchNamespaces": served, "crds": {"install": False}},
+        )
+        who = f"--as=system:serviceaccount:{home.namespace}:{RELEASE}-operator"
+        nobody = f"--as=system:serviceaccount:{home.namespace}:default"
+        for place in ("default", other):
+            there = home.within(place)
+            assert there("auth", "can-i", "--list", who) == there("auth", "can-i", "--list", nobody)
+        assert home("auth", "can-i", "list", "infsvc", "-A", who, check=False).strip() == "no"
+        for resource in ("secrets", "configmaps"):
+            for verb in ("get", "list", "watch"):
+                assert home("auth", "can-i", verb, resource, who, check=False).strip() == "no"
+        assert home("auth", "can-i", "create", "secrets", who).strip() == "yes"
+        made = helm("get", "manifest", RELEASE)
+        assert {"Role", "RoleBinding"} <= {o["kind"] for o in yaml.safe_load_all(made) if o}
+        cluster_scoped = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
+        assert not cluster_scoped & {o["kind"] for o in yaml.safe_load_all(made) if o}
+        for place in (other, *served):
+            home.within(place).apply(service(model))
+        for place in served:
+            wait_ready(home.within(place), timeout_s=120)
+        assert not home.within(other).get("infsvc", "chat").get("status"), "nobody serves that namespace"
+    finally:
+        for name in (served[1], other):
+            home("delete", "namespace", name, "--wait=false")
+
+
+@pytest.mark.usefixtures("crds_by_hand")
+def test_the_operator_waits_for_a_key_that_somebody_else_brings(home: Kubectl, tmp_path: Path) -> None:
+    helm = Helm.find(home.kubeconfig, home.namespace)
+    values = {"adminKey": {"create": False, "secretName": "from-vault"}, "crds": {"install": False}}
+    helm("install", RELEASE, str(CHART), values=values)
+    who = f"--as=system:serviceaccount:{home.namespace}:{RELEASE}-operator"
+    assert home("auth", "can-i", "create", "secrets", who, check=False).strip() == "no"
+    write_admin_key(tmp_path)
+    home("create", "secret", "generic", "from-vault", f"--from-file={tmp_path / 'admin-key.pem'}")
+    home("rollout", "status", f"deployment/{RELEASE}-operator", "--timeout=120s")
+    mounted = json.dumps(operator_pods(home)[0]["spec"]["volumes"])
+    assert "from-vault" in mounted
