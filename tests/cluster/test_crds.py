@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from kubernetes import client, config
 
 from support.cluster.kubectl import Kubectl, KubectlError
 from support.crd_fields import every_field, spec_schema
+from support.rule_cases import CASES
 from trimtab_operator import crds, names
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,6 +64,42 @@ def test_a_rule_refuses_with_its_own_message_and_changes_nothing(with_crds: Kube
     ):
         with_crds.apply(chat(maxNumBatchedTokens=8192, ceilings={"maxNumBatchedTokens": 4096}))
     assert with_crds.get("infsvc", "chat")["spec"]["engine"]["maxNumBatchedTokens"] == 2048
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_each_rule_gives_the_verdict_that_local_mode_gives(with_crds: Kubectl, kind: str) -> None:
+    api = client.CustomObjectsApi(
+        config.new_client_from_config(str(with_crds.kubeconfig), context=with_crds.context)
+    )
+    place = (names.GROUP, names.VERSION, with_crds.namespace, f"{kind.lower()}s")
+
+    def said(built: Json, old: Json | None) -> str:
+        """Why the API server does not take it, as a new resource or as one that follows `old`; empty when it does."""
+        options = {"dry_run": "All", "field_validation": "Strict"}
+        try:
+            if old is None:
+                api.create_namespaced_custom_object(*place, copy.deepcopy(built), **options)
+            else:
+                version = known[built["metadata"]["name"]]["metadata"]["resourceVersion"]
+                changed = {**built, "metadata": {**built["metadata"], "resourceVersion": version}}
+                api.replace_namespaced_custom_object(*place, built["metadata"]["name"], changed, **options)
+        except client.ApiException as error:
+            return str(json.loads(error.body)["message"])
+        return ""
+
+    known: dict[str, Json] = {}
+    wrong = []
+    for case in CASES[kind]:
+        if case.old is not None:
+            name = case.old["metadata"]["name"]
+            known[name] = api.create_namespaced_custom_object(*place, copy.deepcopy(case.old))
+        good, bad = said(case.good, case.old), said(case.bad, case.old)
+        if good or case.message not in bad:
+            wrong.append(f"{case.message}: the good one got {good!r}, the bad one {bad!r}")
+        if case.old is not None:
+            api.delete_namespaced_custom_object(*place, name)
+            del known[name]
+    assert wrong == []
 
 
 def test_a_service_scales_by_kubectl(with_crds: Kubectl) -> None:

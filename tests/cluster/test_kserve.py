@@ -81,7 +81,8 @@ def test_both_kinds_of_one_name_live_side_by_side(
     columns = dict(zip(table[0].split(), table[1].split(), strict=False))
     assert columns["NAME"] == "chat"
     assert (columns["MODEL"], columns["READY"], columns["REASON"]) == ("tiny", "True", "Serving")
-    assert "http://theirs" in beside("get", "isvc")
+    for word in ("isvc", "inferenceservices"):
+        assert "http://theirs" in beside("get", word)
     assert beside.get("inferenceservices.serving.trimtab.dev", "chat")["metadata"] == ours["metadata"]
     explained = beside("explain", "infsvc.spec.engine")
     assert "GROUP:      serving.trimtab.dev" in explained
