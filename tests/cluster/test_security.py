@@ -100,7 +100,8 @@ def test_the_network_policy_asks_for_serving_from_whom_the_spec_says_and_admin_f
     spec = guarded.get("networkpolicy", "chat-engine")["spec"]
     [engine] = engines(guarded)
     assert spec["podSelector"]["matchLabels"].items() <= engine["metadata"]["labels"].items()
-    assert spec["policyTypes"] == ["Ingress"]
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    assert spec.get("egress", []) == [], "a model in the image needs nothing from outside"
     serving, admin = spec["ingress"]
     assert serving == {
         "ports": [{"port": "http", "protocol": "TCP"}],
