@@ -14,7 +14,7 @@ import pytest
 from support.cluster.helm import CHART, Helm, HelmError, apply
 from support.cluster.kubectl import Kubectl, KubectlError
 from support.prometheus import prometheus_binary
-from trimtab_operator.cli import build_parser
+from trimtab_operator.cluster.main import add_arguments
 
 Json = dict[str, Any]
 RIGHTS = Path(__file__).resolve().parents[2] / "docs" / "operator.md"
@@ -74,6 +74,15 @@ def only(objects: list[Json], kind: str) -> Json:
     return found
 
 
+def parsed(container: Json) -> argparse.Namespace:
+    """The container's arguments, as the operator reads them; a flag must be whole."""
+    command, *flags = container["args"]
+    assert command == "run"
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_arguments(parser)
+    return parser.parse_args(flags)
+
+
 def test_lint_finds_nothing(helm: Helm) -> None:
     for values in VALUE_SETS.values():
         helm("lint", "--strict", str(CHART), values=values)
@@ -106,8 +115,7 @@ def test_the_operator_has_every_flag_that_the_chart_gives_it(name: str, helm: He
     container = only(helm.template(VALUE_SETS[name]), "Deployment")["spec"]["template"]["spec"]["containers"][
         0
     ]
-    arguments = build_parser("run").parse_args(container["args"])
-    assert isinstance(arguments, argparse.Namespace)
+    arguments = parsed(container)
     assert arguments.image.startswith(("trimtab/engine:", "registry.example:5000/engine@"))
     assert arguments.all_namespaces is (name != "two namespaces")
 
@@ -238,7 +246,7 @@ def test_the_chart_s_crds_are_the_checkout_s_and_are_kept(helm: Helm) -> None:
 def test_prometheus_is_reached_with_its_credentials(helm: Helm, url: str, port: int) -> None:
     objects = helm.template({"prometheus": {"url": url, "credentialsSecret": "metrics"}})
     pod = only(objects, "Deployment")["spec"]["template"]["spec"]
-    arguments = build_parser("run").parse_args(pod["containers"][0]["args"])
+    arguments = parsed(pod["containers"][0])
     assert arguments.prometheus_url == url
     mounts = {m["mountPath"]: m["name"] for m in pod["containers"][0]["volumeMounts"]}
     volumes = {v["name"]: v for v in pod["volumes"]}
@@ -310,7 +318,7 @@ def test_the_fleet_s_switch_is_a_person_s_unless_a_value_says_otherwise(helm: He
         assert switch["metadata"]["name"] == name
         assert switch["data"] == {"tuning": values["tuning"]}
         container = only(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]
-        assert build_parser("run").parse_args(container["args"]).fleet_config_map == name
+        assert parsed(container).fleet_config_map == name
         [rule] = [
             rule
             for o in objects
