@@ -62,9 +62,9 @@ def check_source(source: object) -> str:
 
 
 def check_generation(generation: object) -> int:
-    """A generation number from outside; raises ConfigError unless it is an integer of at least 0."""
-    if isinstance(generation, bool) or not isinstance(generation, int) or not 0 <= generation < 2**63:
-        raise ConfigError("generation", generation, "an integer from 0 to 2^63-1")
+    """A generation number from outside; raises ConfigError unless it is an integer of at least 0, with room for the next ones."""
+    if isinstance(generation, bool) or not isinstance(generation, int) or not 0 <= generation < 2**62:
+        raise ConfigError("generation", generation, "an integer from 0 to 2^62-1")
     return generation
 
 

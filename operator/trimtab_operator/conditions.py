@@ -13,6 +13,8 @@ from typing import Literal
 from trimtab_operator import names
 from trimtab_operator.api.status import Condition
 
+#: Characters that the API server takes in a message; a status that it refuses would say nothing at all.
+MESSAGE_LIMIT = 32_768
 KstatusVerdict = Literal["InProgress", "Failed", "Current", "Terminating"]
 
 
@@ -23,7 +25,8 @@ def merge(previous: Sequence[Condition], wanted: Sequence[Condition], now: str) 
     for condition in wanted:
         old = before.get(condition.type)
         since = old.last_transition_time if old is not None and old.status == condition.status else now
-        merged.append(replace(condition, last_transition_time=since or now))
+        message = condition.message[:MESSAGE_LIMIT]
+        merged.append(replace(condition, message=message, last_transition_time=since or now))
     return tuple(merged)
 
 

@@ -21,11 +21,11 @@ class Finding:
     allowed: str
 
     def __str__(self) -> str:
-        shown = repr(self.value)
+        shown, path = repr(self.value), _cut(self.path, 300)
         if isinstance(self.value, dict | list):
             # A rule over several fields, or an unknown field: what is wrong comes before a long value.
-            return f"{self.path}: {self.allowed}; given {_cut(shown, 200)}"
-        return f"{self.path}: {_cut(shown, 120)} is not allowed; {self.allowed}"
+            return f"{path}: {self.allowed}; given {_cut(shown, 200)}"
+        return f"{path}: {_cut(shown, 120)} is not allowed; {self.allowed}"
 
 
 class Waiting(Finding):

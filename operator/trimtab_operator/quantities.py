@@ -64,6 +64,8 @@ def parse_quantity(text: str | int | float) -> Decimal:
         raise ValueError(f"{text!r} is not a quantity such as 4Gi, 500m or 2")
     number, suffix = Decimal(match[1]), match[2]
     if suffix[:1] in ("e", "E") and len(suffix) > 1 and suffix != "Ei":
+        if len(suffix) > 4:  # Kubernetes holds nothing above an exa
+            raise ValueError(f"{text!r} has an exponent beyond 99")
         return number * Decimal(10) ** int(suffix[1:])
     if suffix not in _SUFFIX:
         raise ValueError(

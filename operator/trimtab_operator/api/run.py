@@ -162,18 +162,21 @@ class TuningRun:
         metadata = decode(Metadata, resource.get("metadata"), "metadata", errors)
         spec = decode(RunSpec, resource.get("spec"), "spec", errors)
         status = decode(RunStatus, resource.get("status") or {}, "status", errors)
-        if status is not None and status.candidate is not None:
-            errors += _moment_findings(status.candidate.until, "status.candidate.until")
+        if status is not None:
+            until = None if status.candidate is None else status.candidate.until
+            errors += _moment_findings(until, "status.candidate.until")
+            errors += _moment_findings(status.start_time, "status.startTime")
         if errors or metadata is None or spec is None or status is None:
             name = metadata.name if metadata is not None else "?"
             raise InvalidResource(errors, f'TuningRun "{name}"')
         return cls(metadata, spec, status, resource)
 
 
-def _moment_findings(text: str, path: str) -> list[Finding]:
-    """None when `text` is a moment."""
+def _moment_findings(text: str | None, path: str) -> list[Finding]:
+    """None when `text` is a moment, or absent. The API server's date-time takes more: year 0, a day's offset."""
     try:
-        datetime.fromisoformat(text)
+        if text is not None:
+            datetime.fromisoformat(text.upper())
     except ValueError:
         return [Finding(path, text, "a time such as 2026-01-31T03:30:00Z")]
     return []

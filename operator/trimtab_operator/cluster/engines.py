@@ -5,6 +5,8 @@ Blocking, called from worker threads. The runtime contract is the same for every
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,12 +15,13 @@ import httpx
 
 from trimtab_operator import names
 from trimtab_operator.cluster.tokens import Scope, Signer
-from trimtab_operator.plan.live_push import Call, EndCandidate
+from trimtab_operator.plan.live_push import Call, EndCandidate, is_read_back
 from trimtab_operator.plan.loading import describe
 from trimtab_operator.plan.manifests import ADMIN_PORT
 
 Json = dict[str, Any]
-TIMEOUT_S = 3.0
+TIMEOUT_S = 3.0  # for each piece of an answer
+ANSWER_S, ANSWER_BYTES = 6.0, 256 * 1024  # for all of it
 PARALLEL = 16
 
 
@@ -46,7 +49,7 @@ class Engines:
 
     def read_backs(self, pods: Mapping[str, Mapping[str, Any]]) -> dict[str, Json]:
         """By pod name, of those that answer."""
-        answers = self._threads.map(lambda pod: self._try_get(pod, "/admin/live-config"), pods.values())
+        answers = self._threads.map(self._try_read_back, pods.values())
         return {name: answer for name, answer in zip(pods, answers, strict=True) if answer is not None}
 
     def loading(self, pods: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
@@ -63,6 +66,18 @@ class Engines:
         """Each pod's calls in order, pods in parallel → its read-back afterwards, or what went wrong first."""
         answers = self._threads.map(lambda name: self._say(pods[name], calls[name]), calls)
         return dict(zip(calls, answers, strict=True))
+
+    def _try_read_back(self, pod: Mapping[str, Any]) -> Json | None:
+        try:
+            return self._read_back(pod)
+        except (EngineUnreachable, EngineRefused):
+            return None
+
+    def _read_back(self, pod: Mapping[str, Any]) -> Json:
+        answer = self._call(pod, "GET", "/admin/live-config", "read")
+        if not is_read_back(answer):
+            raise EngineUnreachable(f"{pod['metadata']['name']}: the answer is no account of a live config")
+        return answer
 
     def _try_get(self, pod: Mapping[str, Any], path: str) -> Json | None:
         try:
@@ -82,7 +97,7 @@ class Engines:
                     if call.lease_s is not None:
                         body["lease_s"] = call.lease_s
                     self._call(pod, "PUT", "/admin/live-config", "write", body)
-            return self._call(pod, "GET", "/admin/live-config", "read")
+            return self._read_back(pod)
         except (EngineUnreachable, EngineRefused) as error:
             return error
 
@@ -90,11 +105,13 @@ class Engines:
         self, pod: Mapping[str, Any], method: str, path: str, scope: Scope, body: Json | None = None
     ) -> Json:
         url = f"http://{_host(pod)}:{_admin_port(pod)}{path}"
-        headers = {"Authorization": f"Bearer {self._signer.token(pod['metadata']['uid'], scope)}"}
+        token = self._signer.token(pod["metadata"]["uid"], scope)
+        headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"}
         try:
-            answer = self._client.request(method, url, json=body, headers=headers)
-            content = answer.json() if answer.content else {}
-        except (httpx.HTTPError, ValueError) as error:
+            with self._client.stream(method, url, json=body, headers=headers) as answer:
+                received = _received(answer, time.monotonic() + ANSWER_S)
+            content = json.loads(received) if received else {}
+        except (httpx.HTTPError, ValueError, RecursionError) as error:
             raise EngineUnreachable(f"{url}: {error or type(error).__name__}") from error
         if not isinstance(content, dict):
             raise EngineUnreachable(f"{url}: the answer is not a JSON object")
@@ -111,6 +128,16 @@ class Engines:
         """End threads and connections."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._client.close()
+
+
+def _received(answer: httpx.Response, end_s: float) -> bytes:
+    """The body as it came. The image is the service owner's choice: one that never ends its answer must not keep a thread."""
+    found = b""
+    for chunk in answer.iter_raw():
+        found += chunk
+        if len(found) > ANSWER_BYTES or time.monotonic() > end_s:
+            raise ValueError(f"no end after {len(found)} bytes and at most {ANSWER_S:g} s")
+    return found
 
 
 def _host(pod: Mapping[str, Any]) -> str:

@@ -113,7 +113,13 @@ class Observer:
         if objects is None:
             objects = self._read_all(key)
             self.store.fill(key, mark, objects.values())
-        listed = [item for (kind, _), item in objects.items() if kind == kinds.POD.name]
+        # The watch picks by one label only, so that an edit of the other one shows: such a pod is nobody's any more.
+        mine = names.selector(service.name).items()
+        listed = [
+            item
+            for (kind, _), item in objects.items()
+            if kind == kinds.POD.name and mine <= (item["metadata"].get("labels") or {}).items()
+        ]
         reachable = {pod["metadata"]["name"]: pod for pod in listed if pods.admin_reachable(pod)}
         by_name = {
             pod["metadata"]["name"]: refusals[pod["metadata"]["uid"]]

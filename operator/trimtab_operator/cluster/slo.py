@@ -8,6 +8,7 @@ on it: while it is away, SLOMet is Unknown and says so.
 from __future__ import annotations
 
 import logging
+import math
 import re
 import ssl
 import threading
@@ -134,14 +135,17 @@ class SloWatch:
             if answer.status_code != 200:
                 raise PrometheusError(f"Prometheus answers {answer.status_code}")
             content = answer.json()
-            return [(sample["metric"], float(sample["value"][1])) for sample in content["data"]["result"]]
+            found = [
+                (dict(sample["metric"]), float(sample["value"][1])) for sample in content["data"]["result"]
+            ]
+            return [(labels, value) for labels, value in found if math.isfinite(value)]
         except httpx.HTTPError as error:
             raise PrometheusError(f"Prometheus does not answer ({type(error).__name__})") from error
         except OSError as error:
             raise PrometheusError(
                 f"the credentials for Prometheus cannot be used ({type(error).__name__})"
             ) from error
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
             raise PrometheusError("the answer is not Prometheus'") from error
 
     def _login(self) -> tuple[dict[str, str], tuple[str, str] | None, ssl.SSLContext]:

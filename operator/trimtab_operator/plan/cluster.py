@@ -20,7 +20,7 @@ from trimtab_operator.plan import live as plan_live
 from trimtab_operator.plan import monitors as plan_monitors
 from trimtab_operator.plan.drift import digest
 from trimtab_operator.plan.engine_flags import from_hub
-from trimtab_operator.plan.live_record import CandidateNumber, LiveRecord, candidate_key
+from trimtab_operator.plan.live_record import CandidateNumber, LiveRecord, candidate_key, is_number
 from trimtab_operator.plan.manifests import Context, Hub, manifests
 from trimtab_operator.plan.slo import UNASKED, Attainment
 from trimtab_operator.plan.status import Facts, service_status
@@ -119,8 +119,9 @@ def decide(observed: Observed, settings: Settings, now: float, time: str) -> Dec
         recommendation = None
     record = LiveRecord.of(observed.child("ConfigMap", names.live_config_map(service.name)))
     floor = record.highest
-    if observed.previous.engine.desired is not None:
-        floor = max(floor, observed.previous.engine.desired.generation)
+    desired = observed.previous.engine.desired
+    if desired is not None and is_number(desired.generation):
+        floor = max(floor, desired.generation)
     number, floor = _incumbent_number(record, chosen, floor)
 
     acting = runs.acting(observed.runs, now)

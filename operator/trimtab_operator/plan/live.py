@@ -154,7 +154,9 @@ def effective(
     if halt.state == "reverted":
         return Effective(standing, "Spec", f"{halt.by} is reverted")
     config = _overlay(standing, recommendation.values)
-    if _whole_findings(spec, config) or not set(recommendation.values) <= set(WIRE):
+    if _whole_findings(spec, config) or not all(
+        _allowed(spec, *item) for item in recommendation.values.items()
+    ):
         return Effective(standing, "Spec", "the recommendation does not fit the spec")
     run = f" of {recommendation.run}" if recommendation.run else ""
     return Effective(config, "Recommendation", f"recommendation{run}")
@@ -203,6 +205,12 @@ def live_values(document: Mapping[str, Any]) -> LiveValues:
         scheduling_policy=config["scheduling_policy"],
         long_prefill_token_threshold=config["long_prefill_token_threshold"],
     )
+
+
+def _allowed(spec: ServiceSpec, name: str, value: object) -> bool:
+    """Whether the owner lets tuning give `name` this value: a status may hold what somebody else wrote into it."""
+    parameter = spec.tuning.parameter(name)
+    return parameter is not None and parameter.allows(value)
 
 
 def _overlay(standing: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

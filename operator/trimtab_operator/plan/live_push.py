@@ -10,10 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trimtab_operator.plan.live_record import is_number
+
 Json = Mapping[str, Any]
 
 LEASE_S = 30.0  # what an engine is given at a time
 RENEW_EVERY_S = 10.0
+# What the status holds of a read-back, and what can be written as a time.
+_COUNT_LIMIT, _LONGEST_NAME, _LAST_MOMENT_S = 2**31, 64, 253_402_300_800
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,36 @@ class Verdict:
     calls: tuple[Call, ...] = ()
     renumber_incumbent: bool = False
     renumber_candidate: bool = False
+
+
+def is_read_back(answer: Json) -> bool:
+    """Whether an engine's account of its live config is one. Its image is the service owner's choice, so it may say anything."""
+    trying = answer.get("candidate")
+    return (
+        is_number(answer.get("highest_generation"))
+        and all(_is_document(answer.get(name)) for name in ("incumbent", "in_force"))
+        and (trying is None or (_is_document(trying) and _is_moment(trying.get("until"))))
+    )
+
+
+def _is_document(value: object) -> bool:
+    if not isinstance(value, Mapping) or not is_number(value.get("generation")):
+        return False
+    config, policy = value.get("config"), None
+    if isinstance(config, Mapping):
+        policy = config.get("scheduling_policy")
+    counts = ("max_num_batched_tokens", "max_num_seqs", "long_prefill_token_threshold")
+    return (
+        value.get("source") in ("Spec", "Recommendation")
+        and isinstance(policy, str)
+        and len(policy) <= _LONGEST_NAME
+        and isinstance(config, Mapping)
+        and all(is_number(config.get(name)) and config[name] < _COUNT_LIMIT for name in counts)
+    )
+
+
+def _is_moment(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value < _LAST_MOMENT_S
 
 
 def judge(read_back: Json, incumbent: Json, trial: Trial | None, now: float) -> Verdict:

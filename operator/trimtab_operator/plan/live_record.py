@@ -16,6 +16,9 @@ from trimtab_operator.api.run import Candidate
 from trimtab_operator.plan.drift import digest
 
 Json = dict[str, Any]
+#: Below which every number stays, for the engine too (`trimtab_engine.live_state`). One that somebody else wrote beyond it counts
+#: as none: there must always be a next one, and the API server holds 64 bits.
+NUMBER_LIMIT = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +46,8 @@ class LiveRecord:
         document = _document((config_map.get("data") or {}).get("live.json"))
         annotations = config_map["metadata"].get("annotations") or {}
         candidate = _candidate(annotations.get(names.ANNOTATION_CANDIDATE))
-        written = annotations.get(names.ANNOTATION_HIGHEST, "")
         highest = max(
-            int(written) if written.isascii() and written.isdigit() else 0,
+            _written(annotations.get(names.ANNOTATION_HIGHEST)),
             document["generation"] if document is not None else 0,
             candidate.generation if candidate is not None else 0,
         )
@@ -70,20 +72,27 @@ def candidate_key(run_uid: str, candidate: Candidate) -> str:
     return digest({"run": run_uid, "trial": candidate.trial, "config": candidate.config})
 
 
+def is_number(value: object) -> bool:
+    """Whether it may be the number of a document."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < NUMBER_LIMIT
+
+
+def _written(text: object) -> int:
+    digits = text if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 20 else "0"
+    return int(digits) if is_number(int(digits)) else 0
+
+
 def _document(text: object) -> Json | None:
     found = _object(text)
     if found is None or set(found) != {"generation", "source", "config"}:
         return None
-    number = found["generation"]
-    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-        return None
-    return found if isinstance(found["config"], dict) else None
+    return found if is_number(found["generation"]) and isinstance(found["config"], dict) else None
 
 
 def _candidate(text: object) -> CandidateNumber | None:
     found = _object(text) or {}
     key, basis, number = found.get("key"), found.get("basis"), found.get("generation")
-    if isinstance(key, str) and isinstance(basis, str) and isinstance(number, int):
+    if isinstance(key, str) and isinstance(basis, str) and isinstance(number, int) and is_number(number):
         return CandidateNumber(key, basis, number)
     return None
 
@@ -91,6 +100,6 @@ def _candidate(text: object) -> CandidateNumber | None:
 def _object(text: object) -> Json | None:
     try:
         found = json.loads(text) if isinstance(text, str) else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

@@ -18,7 +18,7 @@ def describe(lifecycle: Mapping[str, Any]) -> str | None:
         return None
     waiting_for = lifecycle.get("waiting_for")
     text = "downloads the model"
-    if isinstance(total_bytes, int) and total_bytes > 0:
+    if isinstance(total_bytes, int) and 0 < total_bytes < 2**63:
         text += f": {int(max(0.0, min(fraction, 1.0)) * 10) * 10} % of {_size(total_bytes)}"
     return f"{text}; waiting: {waiting_for}" if isinstance(waiting_for, str) else text
 

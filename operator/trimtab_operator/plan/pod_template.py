@@ -39,17 +39,28 @@ class Built:
             return None
         try:
             found = json.loads(text)
-            basis, fields, template = found["basis"], found["fields"], found["template"]
-            hash_of(template)
-            containers = template["spec"]["containers"]
-        except (ValueError, TypeError, KeyError):
+            built = cls(str(found["basis"]), str(found["fields"]), found["template"])
+            hash_of(built.template)
+            containers = built.template["spec"]["containers"]
+            # Operators before this one wrote no seal.
+            whole = found.get("seal") in (None, built._seal())
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
-        return cls(str(basis), str(fields), template) if containers else None
+        return built if containers and whole else None
 
     def annotations(self) -> dict[str, str]:
         """What is written to the Deployment."""
-        content = {"basis": self.basis, "fields": self.fields, "template": self.template}
+        content = {
+            "basis": self.basis,
+            "fields": self.fields,
+            "template": self.template,
+            "seal": self._seal(),
+        }
         return {names.ANNOTATION_BUILT: json.dumps(content, sort_keys=True, separators=(",", ":"))}
+
+    def _seal(self) -> str:
+        """An edit by hand breaks it: such a record would roll pods onto something that no spec asks for."""
+        return digest({"basis": self.basis, "fields": self.fields, "template": self.template})
 
 
 @dataclass(frozen=True, slots=True)

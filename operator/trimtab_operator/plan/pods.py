@@ -45,8 +45,11 @@ _CLAIM_UNBOUND = re.compile(r"unbound immediate PersistentVolumeClaims", re.IGNO
 
 
 def unix(time: str | None) -> float:
-    """Seconds since 1970 of an RFC 3339 text; 0 for none."""
-    return datetime.fromisoformat(time).timestamp() if time else 0.0
+    """Seconds since 1970 of an RFC 3339 text; 0 for none, and for what is no moment here (year 0, say, which the API server takes)."""
+    try:
+        return datetime.fromisoformat(time.upper()).timestamp() if time else 0.0
+    except ValueError:
+        return 0.0
 
 
 def rfc3339(unix_s: float) -> str:

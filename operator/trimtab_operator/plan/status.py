@@ -232,8 +232,9 @@ def _model(
         return None
     failure = previous.model.last_failure if previous.model is not None else None
     if rollout.reason == names.MODEL_LOAD_FAILED:
-        if failure is None or failure.message != rollout.message:
-            failure = LoadFailure(rollout.reason, rollout.message, time=now)
+        message = rollout.message[: conditions.MESSAGE_LIMIT]
+        if failure is None or failure.message != message:
+            failure = LoadFailure(rollout.reason, message, time=now)
         state = "FailedToLoad"
     elif rollout.total == 0:
         state = "Pending"
