@@ -203,14 +203,16 @@ class Replica:
                 return
 
     async def _is_loaded(self) -> bool:
-        """Ask `/ready`, which says until then how far a download is."""
+        """Ask `/ready`: its status alone decides; what it says until then tells how far a download is."""
         assert self.addresses is not None
         try:
             answer = await self._client.get(f"{self.addresses.url}/ready", timeout=_PROBE_TIMEOUT_S)
-            said = answer.json()
-        except (httpx.HTTPError, ValueError):
+        except httpx.HTTPError:
             return False
-        text = None if answer.status_code == 200 else describe(said)
+        text = None
+        if answer.status_code != 200:
+            with contextlib.suppress(ValueError):
+                text = describe(answer.json())
         if text != self.loading:
             self.loading = text
             if text is not None:

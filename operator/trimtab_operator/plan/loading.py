@@ -6,13 +6,14 @@ The text ends in a condition, and a status must not be written for every megabyt
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 LOOK_EVERY_S = 5.0  # nobody tells the operator that a download has moved
 
 
-def describe(lifecycle: Mapping[str, Any]) -> str | None:
-    """What the engine's `/ready` or `/admin/drain` says of a download; None when it does not download."""
+def describe(lifecycle: object) -> str | None:
+    """What the engine's `/ready` or `/admin/drain` (any JSON) says of a download; None when it does not download."""
+    if not isinstance(lifecycle, Mapping):
+        return None
     fraction, total_bytes = lifecycle.get("fraction"), lifecycle.get("total_bytes")
     if lifecycle.get("stage") != "download" or not isinstance(fraction, int | float):
         return None
