@@ -103,6 +103,8 @@ def _plain(value: Any, what: str, count: list[int], depth: int) -> Any:
         if not math.isfinite(value):
             raise MalformedYaml(f"{value} is not a number that JSON knows", what)
         return int(value) if value.is_integer() and abs(value) < 2**53 else value
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise MalformedYaml("holds an integer of more than 64 bits, which the API server does not", what)
     if value is None or isinstance(value, str | bool | int):
         return value
     raise MalformedYaml(f"a value of type {type(value).__name__} is not allowed", what)

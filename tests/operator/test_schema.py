@@ -193,6 +193,8 @@ def test_broken_yaml_is_answered_with_its_line(text: str, line: int, words: str)
         ("- a\n", "is not a resource"),
         ("1: 2\n", "must be a text"),
         ("a: .nan\n", "not a number that JSON knows"),
+        ("a: 18446744073709551616\n", "64 bits"),
+        ("a: 0x" + "f" * 5000 + "\n", "64 bits"),
         ("a: &a [*a]\n", "nested deeper"),
         ("a: " + "[" * 80 + "]" * 80, "nested deeper"),
         ("a: " + "[" * 5000 + "]" * 5000, "cannot be read"),

@@ -51,6 +51,9 @@ def _merge_entries(ours: Sequence[Any], theirs: Sequence[Any], field: str) -> li
     key = MERGE_KEYS[field]
     merged = [copy.deepcopy(entry) for entry in ours]
     for entry in theirs:
+        if not isinstance(entry, Mapping):
+            merged.append(entry)  # the API server refuses it, in its own words
+            continue
         at = next((i for i, own in enumerate(merged) if own.get(key) == entry.get(key)), None)
         if at is None:
             merged.append(copy.deepcopy(entry))

@@ -1,0 +1,112 @@
+"""What engines answer to the operator, over real sockets: their images are somebody else's, so anything may come, for ever."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from trimtab_operator.cluster import engines
+from trimtab_operator.cluster.engines import Engines, EngineUnreachable
+from trimtab_operator.cluster.tokens import Signer
+from trimtab_operator.plan.live_push import Push
+
+Json = dict[str, Any]
+CONFIG = {
+    "max_num_batched_tokens": 2048,
+    "max_num_seqs": 64,
+    "scheduling_policy": "fcfs",
+    "long_prefill_token_threshold": 0,
+}
+DOCUMENT = {"generation": 1, "source": "Spec", "config": CONFIG}
+ACCOUNT = {"incumbent": DOCUMENT, "in_force": DOCUMENT, "candidate": None, "highest_generation": 1}
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+@contextmanager
+def engine(answer: Answer) -> Iterator[Json]:
+    """A pod whose admin port answers every request by `answer`."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.send_response(200)
+            self.end_headers()
+            answer(self)
+
+        do_PUT = do_GET
+
+        def log_message(self, *arguments: object) -> None:
+            """Nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    ports = [{"name": "admin", "containerPort": server.server_port}]
+    try:
+        yield {
+            "metadata": {"name": "a", "uid": "u"},
+            "spec": {"containers": [{"name": "engine", "ports": ports}]},
+            "status": {"podIP": "127.0.0.1"},
+        }
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def asking() -> Iterator[Engines]:
+    made = Engines(Signer.new())
+    yield made
+    made.close()
+
+
+def says(content: object) -> Answer:
+    return lambda handler: (
+        handler.wfile.write(content if isinstance(content, bytes) else json.dumps(content).encode()),
+        None,
+    )[1]
+
+
+def for_ever(piece: bytes, pause_s: float) -> Answer:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        pause = threading.Event()
+        try:
+            while True:
+                handler.wfile.write(piece)
+                pause.wait(pause_s)
+        except OSError:
+            return  # the operator has hung up
+
+    return answer
+
+
+def test_an_account_of_the_live_config_is_taken(asking: Engines) -> None:
+    with engine(says(ACCOUNT)) as pod:
+        assert asking.read_backs({"a": pod}) == {"a": ACCOUNT}
+
+
+@pytest.mark.parametrize("answer", [
+    says({}), says([]), says(b""), says(b"\xff"), says(b"[" * 100_000), says({**ACCOUNT, "incumbent": None}),
+    says({**ACCOUNT, "highest_generation": "1"}), says({**ACCOUNT, "highest_generation": 2**63}),
+    says({**ACCOUNT, "candidate": DOCUMENT}), says(json.dumps({**ACCOUNT, "candidate": {**DOCUMENT, "until": float("nan")}}).encode()),
+    says({**ACCOUNT, "in_force": {**DOCUMENT, "config": {**CONFIG, "scheduling_policy": "x" * 65}}}),
+    says({**ACCOUNT, "in_force": {**DOCUMENT, "config": {**CONFIG, "max_num_seqs": 2**31}}}),
+    for_ever(b"x" * 4096, 0.0), for_ever(b"x", 0.02),
+])  # fmt: skip
+def test_any_other_answer_counts_as_none_and_holds_nobody_up(
+    asking: Engines, answer: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "ANSWER_S", 1.0)
+    with engine(answer) as pod:
+        assert asking.read_backs({"a": pod}) == {}
+        assert asking.loading({"a": pod}) == {}
+        said = asking.say({"a": pod}, {"a": (Push(DOCUMENT),)})
+        assert isinstance(said["a"], EngineUnreachable)
