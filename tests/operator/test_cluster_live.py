@@ -329,7 +329,7 @@ def test_results_and_candidates_outside_the_bounds_are_refused_by_path_and_range
     decision = world.settle()
     assert budgets(world) == [2048] * 3
     assert decision.refusal is not None
-    assert "max_num_batched_tokens" in decision.refusal
+    assert "maxNumBatchedTokens" in decision.refusal
     assert "64 to 4096" in decision.refusal
     assert world.status_of_run is not None
     assert {c["type"]: c["reason"] for c in world.status_of_run["conditions"]}[

@@ -6,7 +6,7 @@ The table is held against the schema: a new field without a binding fails.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from support.pods import T0
 from support.services import BUDGET_PARAMETER, run_resource, service
 from trimtab_operator import conditions, names, schema, support
 from trimtab_operator.api import InvalidRun, RunStatus, TuningRun, read_run
+from trimtab_operator.api.run import Result
 from trimtab_operator.cluster.observe import Key, RunIndex
 from trimtab_operator.errors import InvalidResource
 from trimtab_operator.plan import runs
@@ -156,6 +157,28 @@ def test_a_refusal_names_path_value_and_range() -> None:
         "status.candidate.config.maxNumBatchedTokens: 1024 is not allowed; an integer from 64 to 512, "
         "by the run's spec.parameters",
     ]
+
+
+@pytest.mark.parametrize(
+    ("field", "want"),
+    [
+        ({"maxNumBatchedTokens": 16}, "maxNumBatchedTokens: 16 is not allowed; an integer from "),
+        (
+            {"maxNumBatchedToken": 128},
+            "maxNumBatchedToken: 128 is not allowed; known fields are maxNumBatchedTokens, ",
+        ),
+    ],
+)
+def test_what_the_service_does_not_allow_is_refused_by_the_path_that_was_written(
+    field: Json, want: str
+) -> None:
+    with pytest.raises(InvalidResource) as tried:
+        runs.offer(tunable(), run(candidate(**field)), T0)
+    assert str(tried.value.errors[0]).startswith(f"status.candidate.config.{want}")
+    judged = replace(run(), status=RunStatus(result=Result(verdict="Applied", config=field)))
+    with pytest.raises(InvalidResource) as taken:
+        runs.promotion(tunable(), [judged], rfc3339(T0))
+    assert str(taken.value.errors[0]).startswith(f"status.result.config.{want}")
 
 
 def test_an_overdue_run_stops_for_good_and_lets_the_next_one_act() -> None:

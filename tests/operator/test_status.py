@@ -86,7 +86,7 @@ def test_ready_does_not_depend_on_live_config_slo_or_tuning() -> None:
 
 
 def test_slo_without_samples_is_unknown_and_never_met() -> None:
-    assert word(status(SERVING), names.SLO_MET) == ("Unknown", "NotEnoughSamples")
+    assert word(status(SERVING), names.SLO_MET) == ("Unknown", "MetricsUnavailable")
     assert status(SERVING).summary.slo == "Unknown"
 
 
@@ -166,6 +166,16 @@ def tuned_service(**annotations: str) -> InferenceService:
 def test_tuning_follows_the_annotation(word_: str, want: tuple[str, str]) -> None:
     built = tuned_service(**{names.ANNOTATION_TUNING: word_})
     assert word(service_status(built, SERVING, FACTS, ServiceStatus(), T0), names.TUNING_READY) == want
+
+
+def test_a_halt_says_by_what_and_how_to_go_on() -> None:
+    state = service_status(
+        tuned_service(**{names.ANNOTATION_TUNING: "pause"}), SERVING, FACTS, ServiceStatus(), T0
+    )
+    said = next(c.message for c in state.conditions if c.type == names.TUNING_READY)
+    assert said == (
+        "annotation serving.trimtab.dev/tuning ('pause', which counts as paused) is paused; take it away to go on"
+    )
 
 
 def test_a_superseded_recommendation_is_said() -> None:

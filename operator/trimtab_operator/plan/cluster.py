@@ -22,7 +22,7 @@ from trimtab_operator.plan.drift import digest
 from trimtab_operator.plan.engine_flags import from_hub
 from trimtab_operator.plan.live_record import CandidateNumber, LiveRecord, candidate_key, is_number
 from trimtab_operator.plan.manifests import Context, Hub, manifests
-from trimtab_operator.plan.slo import UNASKED, Attainment
+from trimtab_operator.plan.slo import NO_PROMETHEUS, Attainment
 from trimtab_operator.plan.status import Facts, service_status
 
 Json = dict[str, Any]
@@ -53,7 +53,7 @@ class Observed:
     invalid_runs: tuple[InvalidRun, ...] = ()
     read_backs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by pod name
     refusals: Mapping[str, tuple[int, str]] = field(default_factory=dict)  # by pod name: generation, why
-    slo: Attainment = UNASKED
+    slo: Attainment = NO_PROMETHEUS
     loading: Mapping[str, str] = field(default_factory=dict)  # by pod name: how far its download is
     fleet: plan_live.Switch = field(default_factory=plan_live.Switch)
     waits: str | None = None  # why the fleet has no place for the acting run's candidate

@@ -63,7 +63,11 @@ _STRENGTH: dict[TuningState, int] = {"active": 0, "paused": 1, "reverted": 2}
 
 def switch(annotations: Mapping[str, str], fleet: Switch = ACTIVE) -> Switch:
     """The stronger of what the service's annotation and what the fleet asks for."""
-    own = Switch(tuning_state(annotations), f"annotation {names.ANNOTATION_TUNING}")
+    state, by = tuning_state(annotations), f"annotation {names.ANNOTATION_TUNING}"
+    value = annotations.get(names.ANNOTATION_TUNING, state)
+    if value != state:
+        by += f" ({value[:40]!r}, which counts as {state})"
+    own = Switch(state, by)
     return fleet if _STRENGTH[fleet.state] > _STRENGTH[own.state] else own
 
 

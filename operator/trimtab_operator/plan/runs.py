@@ -81,7 +81,7 @@ def offer(
     if findings:
         raise InvalidResource(findings, "the candidate")
     standing = plan_live.spec_config(service.spec)
-    chosen = plan_live.recommend(service.spec, _values(candidate.config)).values
+    chosen = _judged(service, candidate.config, "status.candidate").values
     config = {**standing, **{plan_live.WIRE[name]: value for name, value in chosen.items()}}
     return Offer(run, config, until_s(run))
 
@@ -137,7 +137,7 @@ def promotion(
         return run, None
     if service.spec.tuning.mode not in ("Recommend", "Apply"):
         return run, None
-    return run, plan_live.recommend(service.spec, _values(result.config), run.name, time)
+    return run, _judged(service, result.config, "status.result", run.name, time)
 
 
 def run_status(
@@ -187,9 +187,31 @@ def invalid_run_status(run: InvalidRun, now: str) -> Json:
     ).to_json()
 
 
-def _values(config: Mapping[str, Any]) -> Json:
-    """Values by field name of spec.engine → by key of the engine's live config; unknown names stay, to be refused by name."""
-    return {plan_live.WIRE.get(name, name): value for name, value in config.items()}
+def _judged(
+    service: InferenceService,
+    config: Mapping[str, Any],
+    where: str,
+    run: str | None = None,
+    time: str | None = None,
+) -> Recommendation:
+    """What a run says by field name of spec.engine; raises InvalidResource with the paths of the run, under `where`."""
+    known = {**plan_live.WIRE, **{key: key for key in plan_live.WIRE.values()}}
+    unknown = [
+        Finding(f"{where}.config.{name}", value, f"known fields are {', '.join(plan_live.WIRE)}")
+        for name, value in config.items()
+        if name not in known
+    ]
+    if unknown:
+        raise InvalidResource(unknown, where)
+    values = {known[name]: value for name, value in config.items()}
+    try:
+        return plan_live.recommend(service.spec, values, run, time)
+    except InvalidResource as error:
+        written = {f"config.{key}": f"config.{name}" for name, key in plan_live.WIRE.items()}
+        findings = [
+            Finding(f"{where}.{written.get(f.path, f.path)}", f.value, f.allowed) for f in error.errors
+        ]
+        raise InvalidResource(findings, error.what) from error
 
 
 def _phase(run: TuningRun, acts: bool, now: float, *, held: bool) -> str:

@@ -28,8 +28,11 @@ class Attainment:
     message: str = ""
 
 
-UNASKED = Attainment(  # no Prometheus is configured, or it was not asked yet
-    "Unknown", names.NOT_ENOUGH_SAMPLES, "no Prometheus has been asked about spec.slo.window"
+UNASKED = Attainment("Unknown", names.NOT_ENOUGH_SAMPLES, "Prometheus has not been asked yet")
+NO_PROMETHEUS = Attainment(
+    "Unknown",
+    names.METRICS_UNAVAILABLE,
+    "the operator knows no Prometheus (--prometheus-url, or prometheus.url of the chart)",
 )
 
 

@@ -29,7 +29,7 @@ from trimtab_operator.plan.engine_flags import served_name
 from trimtab_operator.plan.live import Switch, superseded, switch
 from trimtab_operator.plan.monitors import Verdict
 from trimtab_operator.plan.rollout import RolloutStatus
-from trimtab_operator.plan.slo import UNASKED, Attainment
+from trimtab_operator.plan.slo import NO_PROMETHEUS, Attainment
 
 _Make = Callable[[str, bool | None, str, str], Condition]
 
@@ -43,7 +43,7 @@ class Facts:
     applied: LiveValues | None = None
     recommendation: Recommendation | None = None
     tuning_running: bool = False
-    slo: Attainment = UNASKED
+    slo: Attainment = NO_PROMETHEUS
     fleet: Switch = field(default_factory=Switch)
     monitoring: Verdict | None = None  # None: nothing is wanted
     resolved: Resolved = field(default_factory=Resolved)
@@ -211,10 +211,11 @@ def _tuning_ready(condition: _Make, service: InferenceService, facts: Facts) -> 
     if mode == "Off":
         message = "; ".join(filter(None, ("spec.tuning.mode is Off", waiting)))
         return condition(names.TUNING_READY, False, names.TUNING_OFF, message)
-    if halt.state == "paused":
-        return condition(names.TUNING_READY, False, names.TUNING_PAUSED, halt.by)
-    if halt.state == "reverted":
-        return condition(names.TUNING_READY, False, names.TUNING_REVERTED, halt.by)
+    if halt.state != "active":
+        reason = names.TUNING_PAUSED if halt.state == "paused" else names.TUNING_REVERTED
+        return condition(
+            names.TUNING_READY, False, reason, f"{halt.by} is {halt.state}; take it away to go on"
+        )
     if waiting:
         return condition(names.TUNING_READY, False, names.NOT_YET_SUPPORTED, waiting)
     if facts.recommendation is not None:
