@@ -119,6 +119,6 @@ def test_printer_columns_read_like_a_notebook(kind: str) -> None:
         names.SERVICE_KIND: [
             "Model", "Ready", "Available", "Reason", "Replicas", "Policy", "BatchTokens", "SLO", "URL", "Age",
         ],
-        names.RUN_KIND: ["Service", "Phase", "Trials", "Incumbent", "Candidate", "P99 ITL", "Verdict", "Age"],
+        names.RUN_KIND: ["Service", "Phase", "Reason", "Trials", "Incumbent", "Candidate", "P99 ITL", "Verdict", "Age"],
     }  # fmt: skip
     assert [column["name"] for column in columns] == want[kind]
