@@ -121,13 +121,17 @@ def _tell(folder: Path, port: int, ready_s: float) -> None:
     kubeconfig = folder / "kubeconfig.outside"
     certs.write_kubeconfig(kubeconfig, folder / "pki", f"https://127.0.0.1:{port}")
     pid = (folder / _READY).read_text().strip()
-    kubectl = binaries.find_or_build() / "kubectl"
+    programs = f"{binaries.find_or_build()}:{binaries.find_or_build(binaries.HELM)}"
+    question = '{"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 16}'
     print(
         f"cluster ready in {ready_s:.1f} s · logs in {folder / 'logs'} · Ctrl-C stops it and leaves nothing behind\n\n"
-        f"  export KUBECONFIG={kubeconfig} PATH={kubectl.parent}:$PATH\n\n"
+        f"  export KUBECONFIG={kubeconfig} PATH={programs}:$PATH\n\n"
         "  kubectl apply -f examples/chat.yaml && kubectl wait --for=condition=Ready infsvc/chat --timeout=3m\n\n"
-        "pods and Services answer inside its network only; a shell there:\n\n"
-        f"  nsenter --target {pid} --net --mount --pid\n",
+        "pods and Services answer inside its network only, by address; a question from there, and a shell:\n\n"
+        f"  nsenter --target {pid} --net curl http://$(kubectl get service chat -o jsonpath={{.spec.clusterIP}})"
+        ":8000/v1/chat/completions \\\n"
+        f"      -H 'Content-Type: application/json' -d '{question}'\n"
+        f"  nsenter --target {pid} --net --mount --pid env KUBECONFIG={folder / 'kubeconfig'} bash\n",
         flush=True,
     )
 
