@@ -63,13 +63,11 @@ def registry(
 
     def child_handler(kind: kinds.Kind) -> Callable[..., Coroutine[Any, Any, None]]:
         async def child_event(namespace: str | None, event: Json, meta: Json, **_: Any) -> None:
-            service = (meta.get("labels") or {}).get(names.LABEL_SERVICE)
-            if namespace and service:
-                key = Key(namespace, str(service))
-                listed = event["type"] is None
-                if listed:
-                    store.distrust_all()
-                deleted = event["type"] == "DELETED"
+            listed = event["type"] is None
+            if listed:
+                store.distrust_all()
+            deleted = event["type"] == "DELETED"
+            for key in concerned(namespace, meta):
                 news = store.delivered(key, kind.name, event["object"], deleted=deleted)
                 # A Deployment that we applied may carry a status that no look has seen yet.
                 if news or listed or kind is kinds.DEPLOYMENT:
@@ -80,6 +78,22 @@ def registry(
     for kind in WATCHED_CHILDREN:
         kopf.on.event(*_place(kind), registry=built)(child_handler(kind))
     return built
+
+
+def concerned(namespace: str | None, meta: Json) -> set[Key]:
+    """The services that a child or pod is about: the one that its label names, and the one that made it, whose label somebody
+    may have written over."""
+    if not namespace:
+        return set()
+    found = {(meta.get("labels") or {}).get(names.LABEL_SERVICE)}
+    for owner in meta.get("ownerReferences") or ():
+        if owner.get("controller") and owner["kind"] == names.SERVICE_KIND:
+            found.add(owner["name"])
+        elif owner.get("controller") and owner["kind"] == "ReplicaSet":
+            deployment = owner["name"].rpartition("-")[0]
+            made_by = deployment.removesuffix(names.deployment(""))
+            found.add(made_by if made_by != deployment else None)
+    return {Key(namespace, str(name)) for name in found if name}
 
 
 def _place(kind: kinds.Kind) -> tuple[str, str] | tuple[str, str, str]:

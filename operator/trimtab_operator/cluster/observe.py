@@ -97,7 +97,8 @@ class Observer:
     def runs(self, key: Key) -> tuple[TuningRun | InvalidRun, ...]:
         """All TuningRuns of a service."""
         found = (self._kube.get(kinds.RUN, key.namespace, name) for name in self._index.names(key))
-        return tuple(read_run(run) for run in found if run is not None)
+        # A name may have been given to a run of another service meanwhile.
+        return tuple(read_run(run) for run in found if run is not None and run["spec"]["service"] == key.name)
 
     def everything(
         self,

@@ -160,6 +160,18 @@ def test_every_service_gets_a_look_and_every_run_is_known(kube: Kube, namespace:
     assert index.names(Key(namespace, "nobody")) == ["r1"]
 
 
+def test_a_run_that_got_the_name_of_another_services_run_is_not_taken_for_it(
+    kube: Kube, namespace: str
+) -> None:
+    run = {"apiVersion": names.API_VERSION, "kind": names.RUN_KIND, "metadata": {"name": "r1", "namespace": namespace},
+           "spec": {"service": "other"}}  # fmt: skip
+    kube.create(run)
+    index = RunIndex()
+    index.put({**run, "metadata": {**run["metadata"], "uid": "gone"}, "spec": {"service": "chat"}})  # type: ignore[dict-item]
+    observer = Observer(kube, Engines(tokens.Signer.new()), index)
+    assert observer.runs(Key(namespace, "chat")) == ()
+
+
 def test_a_watch_that_owes_a_change_for_long_is_dead_and_a_late_one_is_not(
     kube: Kube, namespace: str
 ) -> None:
@@ -351,6 +363,19 @@ def test_nothing_is_written_because_a_watch_said_so(looks: Looks, kube: Kube, na
     looks.watch_says_gone(live)
     assert looks.look() == [("GET", "InferenceService"), ("GET", "ConfigMap")]
     assert kube.get(kinds.CONFIG_MAP, namespace, names.live_config_map("chat")) == live
+
+
+@pytest.mark.parametrize(("component", "replicas"), [("engine", 1), ("debug", 0)])
+def test_a_pod_that_somebody_took_out_by_its_labels_is_no_replica_any_more(
+    looks: Looks, kube: Kube, namespace: str, component: str, replicas: int
+) -> None:
+    labels = {**names.selector("chat"), names.LABEL_COMPONENT: component}
+    metadata = {"name": "a", "namespace": namespace, "uid": "a", "resourceVersion": "9", "labels": labels}
+    looks.store.delivered(looks.key, "Pod", {"metadata": metadata, "spec": {}, "status": {}}, deleted=False)
+    looks.look()
+    made = kube.get(kinds.SERVICE, namespace, "chat")
+    assert made is not None
+    assert made["status"]["replicas"] == replicas
 
 
 def test_a_name_that_somebody_took_meanwhile_is_not_taken_over(
