@@ -32,7 +32,7 @@ UNASKED = Attainment("Unknown", names.NOT_ENOUGH_SAMPLES, "Prometheus has not be
 NO_PROMETHEUS = Attainment(
     "Unknown",
     names.METRICS_UNAVAILABLE,
-    "the operator knows no Prometheus (--prometheus-url, or prometheus.url of the chart)",
+    "no Prometheus is given (in a cluster: --prometheus-url, or prometheus.url of the chart)",
 )
 
 
