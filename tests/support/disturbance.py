@@ -37,14 +37,19 @@ class Disturber:
         assert answer.error is None, answer.error
         assert self.scheduler.live == live
 
-    def throw_out(self, number: int, swap: bool) -> None:
-        """Take a running request's memory, to CPU memory if asked and possible; for want of room it will be computed again."""
+    def throw_out(self, number: int, swap: bool, *, gently: bool = False) -> None:
+        """Take a running request's memory, to CPU memory if asked and possible; else it will be computed again.
+
+        `gently`: not if it would have to be; thrown out so again and again it would never get to an end.
+        """
         running = list(self.scheduler._state.running)
         if not running:
             return
         victim = running[number % len(running)]
         used = num_blocks_for(victim.num_computed, self.scheduler._block_size)
         swap = swap and 0 < used <= self.scheduler._state.swap.num_free
+        if gently and not swap:
+            return
         self.num_swapped += swap
         self.num_recomputed += not swap
         self.scheduler._state.preempt(victim, swap=swap)

@@ -78,7 +78,7 @@ def run_disturbed(
 ) -> Disturber:
     """Run to the end with one disturbance before every step, over and over.
 
-    From the second round on thrown-out requests keep their KV where there is room, so that everybody gets on.
+    From the second round on only those are thrown out whose KV finds room in CPU memory, so that everybody gets on.
     """
     scheduler = make_scheduler(
         num_blocks=num_blocks,
@@ -98,8 +98,8 @@ def run_disturbed(
         live, lease_s, victim, swap = script[number % len(script)]
         disturber.lapse(now)
         disturber.push(live, lease_s, now)
-        if victim is not None and (number < len(script) or (swap and number % 3 == 0)):
-            disturber.throw_out(victim, swap)
+        if victim is not None and (number < len(script) or number % 3 == 0):
+            disturber.throw_out(victim, swap, gently=number >= len(script))
         step = scheduler.schedule(now)
         scheduler.commit(step, runner.run(step), now)
         scheduler.drain_events()
