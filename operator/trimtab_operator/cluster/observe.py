@@ -112,7 +112,7 @@ class Observer:
         objects = self.store.all(key)
         fresh = objects is None
         if objects is None:
-            objects = self._read_all(key)
+            objects = self._read_all(key, new=previous == ServiceStatus())
             self.store.fill(key, mark, objects.values())
         # The watch picks by one label only, so that an edit of the other one shows: such a pod is nobody's any more.
         mine = names.selector(service.name).items()
@@ -160,13 +160,14 @@ class Observer:
                 live[(kind, name)] = found
         return replace(observed, children=live)
 
-    def _read_all(self, key: Key) -> dict[ObjectKey, Json]:
+    def _read_all(self, key: Key, *, new: bool) -> dict[ObjectKey, Json]:
         found: dict[ObjectKey, Json] = {}
         for kind, name in children.possible(key.name):
             item = self._kube.get(kinds.BY_NAME[kind], key.namespace, name)
             if item is not None:
                 found[(kind, name)] = item
-        for pod in self._kube.list(kinds.POD, key.namespace, names.selector(key.name)):
+        # No look has been at a new service yet: if it has pods, they are another's of that name, long there.
+        for pod in self._kube.list(kinds.POD, key.namespace, names.selector(key.name), cached=new):
             found[(kinds.POD.name, pod["metadata"]["name"])] = pod
         return found
 

@@ -13,7 +13,9 @@ from contextlib import contextmanager
 import kubernetes.client
 import pytest
 
+from support.cluster.story import wait_until
 from support.services import service
+from trimtab_operator import names
 from trimtab_operator.api.status import Resolved
 from trimtab_operator.cluster import kinds
 from trimtab_operator.cluster.kube import (
@@ -97,6 +99,19 @@ def test_errors_are_classified(kube: Kube, namespace: str) -> None:
 
 
 @pytest.mark.cluster
+def test_a_field_that_a_kind_does_not_have_is_refused_by_its_path(kube: Kube, namespace: str) -> None:
+    deployment = rich_children(namespace)[-1]
+    deployment["spec"]["template"]["spec"]["containers"][0]["imagee"] = "a"
+    with pytest.raises(Refused, match=r"containers\[name=\"engine\"\]\.imagee: field not declared"):
+        kube.apply(deployment)
+    resource = {"apiVersion": names.API_VERSION, "kind": names.SERVICE_KIND, "metadata": {"name": "a", "namespace": namespace},
+                "spec": {"model": {"uri": "file:///models/any"}}}  # fmt: skip
+    kube.create(resource)
+    with pytest.raises(Refused, match=r"\.status\.ready: field not declared"):
+        kube.apply_status(kinds.SERVICE, namespace, "a", {"ready": True})
+
+
+@pytest.mark.cluster
 def test_delete_takes_only_the_object_that_was_seen(kube: Kube, namespace: str) -> None:
     made = kube.create(config_map(namespace))
     with pytest.raises(Conflict):
@@ -113,6 +128,7 @@ def test_a_list_of_several_pages_is_whole_and_says_its_kind(kube: Kube, namespac
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("trimtab_operator.cluster.kube.PAGE", 3)
         found = kube.list(kinds.CONFIG_MAP, namespace)
+        wait_until(lambda: kube.list(kinds.CONFIG_MAP, namespace, cached=True) == found)
     assert [item["metadata"]["name"] for item in found] == [f"m{index}" for index in range(7)]
     assert {item["kind"] for item in found} == {"ConfigMap"}
     assert PAGE == 500

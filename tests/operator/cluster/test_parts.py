@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from support.cluster.story import wait_until
 from support.crd_fields import leaves
 from support.kube_api import KubeApi, decode_secret
 from support.services import put, resource
@@ -355,6 +356,20 @@ def test_a_look_that_finds_nothing_to_do_asks_for_the_service_alone(looks: Looks
     fresh = looks.look()
     assert {kind for _, kind in fresh} >= {kind.name for kind in kinds.CHILDREN}
     assert {verb for verb, _ in fresh} == {"GET"}
+
+
+def test_the_first_look_at_a_service_knows_the_pods_that_one_of_its_name_has_left(
+    api: KubeApi, kube: Kube, namespace: str
+) -> None:
+    left = kube.create({"apiVersion": "v1", "kind": "Pod", "spec": {"containers": [{"name": "engine", "image": "engine:0"}]},
+                        "metadata": {"name": "left", "namespace": namespace, "labels": names.selector("chat")}})  # fmt: skip
+    wait_until(lambda: kube.list(kinds.POD, namespace, cached=True))
+    service(kube, namespace)
+    looks = Looks(api, namespace)
+    looks.look()
+    noted = looks.store.all(looks.key)
+    assert noted is not None
+    assert noted[("Pod", "left")]["metadata"]["uid"] == left["metadata"]["uid"]
 
 
 def test_nothing_is_written_because_a_watch_said_so(looks: Looks, kube: Kube, namespace: str) -> None:
