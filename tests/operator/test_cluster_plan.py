@@ -219,12 +219,24 @@ def test_what_is_no_longer_wanted_is_deleted_if_it_is_ours() -> None:
     ]
 
 
+def in_force(status: ServiceStatus) -> ServiceStatus:
+    """The same once engines have read back what is meant for them."""
+    told = [
+        replace(c, status="True", reason="ConfigInForce") if c.type == names.CONFIG_APPLIED else c
+        for c in status.conditions
+    ]
+    engine = replace(status.engine, applied=status.engine.desired)
+    return replace(status, conditions=type(status.conditions)(told), engine=engine)
+
+
 def test_events_follow_the_status_and_nothing_at_rest() -> None:
     seen = carried_out(observed())
     first = seen.previous
     assert transitions(first, first) == []
     ready = conclude(with_pods(seen, pod("a", decide(seen).template_hash, ready_since=1)))
     assert [h.reason for h in transitions(first, ready)] == ["Created"]
+    assert [h.reason for h in transitions(first, in_force(ready))] == ["Created"], "it started with that"
+    assert [h.reason for h in transitions(ready, in_force(ready))] == ["ConfigApplied"]
     changed = edited(replace(seen, previous=ready), **{"engine.maxModelLen": 512})
     rolling = conclude(with_pods(changed, pod("a", decide(seen).template_hash, ready_since=1)))
     assert [h.reason for h in transitions(ready, rolling)] == ["RolloutStarted"]

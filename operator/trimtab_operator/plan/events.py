@@ -13,6 +13,7 @@ from trimtab_operator import names
 from trimtab_operator.api.status import ServiceStatus
 
 Severity = Literal["Normal", "Warning"]
+_CREATED, _APPLIED = "Created", "ConfigApplied"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,11 @@ def transitions(before: ServiceStatus, after: ServiceStatus) -> list[Happening]:
     found: list[Happening] = []
     found += _rollout(before, after)
     found += _stalled(before, after)
-    found += _live(before, after)
-    return found
+    live = _live(before, after)
+    if any(happening.reason == _CREATED for happening in found):
+        # What a service starts with was mounted before there was an engine, and the status shows it.
+        live = [happening for happening in live if happening.reason != _APPLIED]
+    return found + live
 
 
 def _rollout(before: ServiceStatus, after: ServiceStatus) -> list[Happening]:
@@ -42,7 +46,7 @@ def _rollout(before: ServiceStatus, after: ServiceStatus) -> list[Happening]:
         return [Happening("Normal", "RolloutStarted", now.message)]
     if now.status == "True" and (was is None or was.status != "True"):
         first = was is None or (not before.ready_replicas and before.observed_generation <= 1)
-        return [Happening("Normal", "Created" if first else "RolloutCompleted", now.message)]
+        return [Happening("Normal", _CREATED if first else "RolloutCompleted", now.message)]
     if now.reason == names.PODS_NOT_READY and (was is None or was.message != now.message):
         # Engines that were ready and are not any more: a restart is soon over, and the event is what is left of its reason.
         return [Happening("Warning", names.PODS_NOT_READY, now.message)]
@@ -70,5 +74,5 @@ def _live(before: ServiceStatus, after: ServiceStatus) -> list[Happening]:
             f"generation {applied.generation} ({applied.source}) is in force: {applied.max_num_batched_tokens} tokens a step, "
             f"{applied.max_num_seqs} requests, {applied.scheduling_policy}"
         )
-        return [Happening("Normal", "ConfigApplied", text)]
+        return [Happening("Normal", _APPLIED, text)]
     return []
