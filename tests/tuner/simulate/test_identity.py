@@ -23,7 +23,7 @@ def recorded(tiny_model: Path, path: Path, *more: str) -> Path:
         prefixes=[(n % 3,) for n in range(NUM_REQUESTS)],
         block=32,
     )
-    flags = ["--kv-cache-memory", "500Ki", "--max-num-batched-tokens", "48", "--max-num-seqs", "12", *more]
+    flags = ["--kv-cache-memory", "300Ki", "--max-num-batched-tokens", "48", "--max-num-seqs", "12", *more]
     with start_engine(tiny_model, *flags, "--record-steps", str(path)) as server:
         result = replay(trace, server.url, slo=SLO, options=ReplayOptions(prompt_seed=3))
         assert {request.status for request in result.requests} == {"ok"}
