@@ -34,6 +34,7 @@ class Fault:
     headers: dict[str, str] = field(default_factory=dict)
     cut_after: int | None = None  # bytes of the body, then the connection is closed
     corrupt: bool = False  # the first byte is another
+    endless: bool = False  # the content is followed by more, without an end
     hold_at: int | None = (
         None  # byte of the content to wait at for `released`, whoever asks and however often
     )
@@ -63,6 +64,7 @@ class Model:
     token: str | None = None
     gated: str | None = None
     tags: dict[str, str] = field(default_factory=dict)  # revision → commit
+    lies: dict[str, Any] = field(default_factory=dict)  # what the list of files says of each of them instead
 
     @property
     def commit(self) -> str:
@@ -216,7 +218,7 @@ class _Handler(BaseHTTPRequestHandler):
             }  # fmt: skip
             if file.name.endswith(BIG):
                 entry["lfs"] = {"sha256": _sha256(file), "size": file.stat().st_size, "pointerSize": 130}
-            siblings.append(entry)
+            siblings.append({**entry, **model.lies})
         commit = model.tags.get(revision, model.commit)
         body = {
             "id": name,
@@ -267,11 +269,19 @@ class _Handler(BaseHTTPRequestHandler):
         body = content[start:]
         self._note(206 if start else 200)
         self.send_response(206 if start else 200)
-        for key, value in {**answer, "Content-Length": str(len(body))}.items():
+        endless = fault is not None and fault.endless
+        length = {"Connection": "close"} if endless else {"Content-Length": str(len(body))}
+        for key, value in {**answer, **length}.items():
             self.send_header(key, value)
         self.end_headers()
         if self.command == "HEAD":
             return
+        while endless:
+            try:
+                self.wfile.write(body)
+            except OSError:
+                return  # whoever asked has hung up
+            body = bytes(65536)
         if fault is not None and fault.hold_at is not None:
             free = max(0, fault.hold_at - start)
             self.wfile.write(body[:free])

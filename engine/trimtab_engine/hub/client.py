@@ -83,9 +83,17 @@ class HubClient:
         for sibling in info.siblings:
             if sibling.size is None or sibling.blob_id is None:
                 continue
+            if (
+                not isinstance(sibling.rfilename, str)
+                or not isinstance(sibling.size, int)
+                or sibling.size < 0
+            ):
+                raise ModelLoadError(
+                    f"{self.endpoint} gives no size of {sibling.rfilename}: {sibling.size!r}"
+                )
             sha256 = None if sibling.lfs is None else sibling.lfs.sha256
             file = HubFile(sibling.rfilename, sibling.size, sibling.blob_id, sha256)
-            if not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", file.etag):
+            if not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", str(file.etag)):
                 raise ModelLoadError(
                     f"{self.endpoint} gives no hash of {file.name}, so it could not be checked"
                 )

@@ -40,6 +40,7 @@ PARALLEL = 4  # files at a time: one connection rarely fills a data centre's lin
 REPORT_EVERY_S = 0.5
 LOCK_POLL_S = 1.0
 _MAX_CORRUPT = 2
+TOO_LONG = "longer than the hub lists"  # in place of a hash, which it equals never
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,13 +275,13 @@ class _Download:
                             out.write(chunk)
                             digest.update(chunk)
                             have += len(chunk)
+                            if have > file.size:
+                                return TOO_LONG  # a hub that sends on and on must not fill the disk
                             patience.news()
                             self._count(file, have)
                 except CannotResume:
                     out.truncate(0)
                     raise
-                if have > file.size:
-                    out.truncate(0)
             if have != file.size:
                 raise Transient(f"{file.name} ended after {have} of {file.size} bytes")
             out.flush()

@@ -147,6 +147,29 @@ def test_other_content_than_the_hub_lists_is_never_used(
         assert not list((tmp_path / name).rglob(name))
 
 
+def test_a_hub_that_sends_on_and_on_fills_no_disk(hub: HubServer, repository: Path, tmp_path: Path) -> None:
+    hub.fault(WEIGHTS, endless=True)
+    assert equal(get(hub, tmp_path / "once"), repository)
+    hub.fault(WEIGHTS, endless=True, times=2)
+    with pytest.raises(ModelLoadError, match=f"{WEIGHTS} came 2 times with content that is not what"):
+        get(hub, tmp_path / "twice")
+    assert not list((tmp_path / "twice").rglob("*partial"))
+
+
+@pytest.mark.parametrize(
+    "lies",
+    [{"size": -5}, {"size": "x"}, {"size": []}, {"size": 0}, {"size": 10}, {"size": 2**80}, {"blobId": 5, "lfs": None},
+     {"blobId": "../../x", "lfs": None}, {"lfs": "x"}, {"lfs": {"sha256": [], "size": 1, "pointerSize": 1}}, {"rfilename": 5}],
+)  # fmt: skip
+def test_a_hub_that_lies_about_its_files_ends_in_one_line(
+    hub: HubServer, tmp_path: Path, lies: dict[str, Any]
+) -> None:
+    hub.models["trimtab/tiny"].lies = lies
+    with pytest.raises(ModelLoadError):
+        get(hub, tmp_path / "cache")
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))
+
+
 def test_a_part_of_something_else_does_not_get_into_the_file(
     hub: HubServer, repository: Path, tmp_path: Path
 ) -> None:
