@@ -41,7 +41,7 @@ VALUE_SETS: dict[str, Json] = {
         "fleet": {"configMap": "switch", "tuning": "paused", "maxConcurrentRuns": 2},
         "prometheus": {"url": "https://metrics.example/prometheus", "credentialsSecret": "metrics"},
         "hub": {"endpoint": "https://hub.example", "caConfigMap": "hub-ca"},
-        "operator": {"workers": 8, "resyncSeconds": 600, "roomPatienceSeconds": 900, "logLevel": "debug", "logFormat": "text",
+        "operator": {"workers": 12, "resyncSeconds": 600, "roomPatienceSeconds": 900, "logLevel": "debug", "logFormat": "text",
                      "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}]},
         "nodeSelector": {"kubernetes.io/os": "linux"},
         "tolerations": [{"key": "node-role.kubernetes.io/control-plane", "operator": "Exists", "effect": "NoSchedule"}],

@@ -88,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--identity", default=f"{socket.gethostname()}-{os.getpid()}", metavar="ID", help="in the Lease"
     )
     parser.add_argument(
-        "--workers", type=int, default=4, metavar="N", help="reconciles at a time (%(default)s)"
+        "--workers", type=int, default=8, metavar="N", help="reconciles at a time (%(default)s)"
     )
     parser.add_argument("--resync", type=float, default=300.0, metavar="SECONDS",
                         help="look at every service at least this often (%(default)g)")  # fmt: skip
