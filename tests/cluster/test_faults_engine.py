@@ -16,7 +16,6 @@ from support.cluster.kubectl import Kubectl
 from support.cluster.story import (
     BUDGET,
     LEASE_S,
-    address,
     budget,
     budgets,
     condition,
@@ -122,10 +121,12 @@ def test_an_engine_that_hangs_but_listens_is_started_again_and_the_condition_say
     wait_ready(kubectl)
     [pod] = engines(kubectl)
     worker = engine_processes(pod).worker
-    asking = threading.Thread(target=ask_in_vain, args=(address(kubectl),), daemon=True)
+    # The pod itself is asked: the Service may refuse yet, right after it is Ready, and an idle engine is not stalled.
+    url = f"http://{pod['status']['podIP']}:8000"
+    asking = threading.Thread(target=ask_in_vain, args=(url,), daemon=True)
     kill(worker, signal.SIGSTOP)
     asking.start()
-    assert httpx.get(f"http://{pod['status']['podIP']}:8000/ready").status_code == 200, "it listens"
+    assert httpx.get(f"{url}/ready").status_code == 200, "it listens"
     found = wait_why(kubectl, pod, "engine stalled")
     assert condition(found, "Available")["status"] == "False"
     wait_ready(kubectl)

@@ -6,7 +6,9 @@ Everything here waits for conditions and knows nothing of faults.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -81,8 +83,16 @@ def wait_ready(kubectl: Kubectl, name: str = "chat", timeout_s: int = 90) -> Jso
 
 
 def address(kubectl: Kubectl, name: str = "chat") -> str:
-    """URL of the Service's cluster IP."""
-    return f"http://{kubectl.get('service', name)['spec']['clusterIP']}:8000"
+    """URL of the Service's cluster IP, once it takes connections: kube-proxy may hear of a ready pod later than `kubectl wait`."""
+    host = kubectl.get("service", name)["spec"]["clusterIP"]
+
+    def takes_connections() -> bool:
+        with contextlib.suppress(OSError), socket.create_connection((host, 8000), timeout=5):
+            return True
+        return False
+
+    wait_until(takes_connections)
+    return f"http://{host}:8000"
 
 
 def engines(kubectl: Kubectl, name: str = "chat") -> list[Json]:
