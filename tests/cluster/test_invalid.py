@@ -25,7 +25,7 @@ from support.cluster.story import (
     wait_until,
 )
 from support.cluster_operator import OperatorProcess
-from support.spoiled import FULL, FULL_RUN, distinct, spoiled
+from support.spoiled import FULL, FULL_RUN, distinct, spoiled, too_long
 from trimtab_operator import schema
 from trimtab_operator.errors import InvalidResource
 
@@ -48,7 +48,7 @@ class Sent(NamedTuple):
 def made(full: Json, count: int, prefix: str) -> list[Json]:
     """Spoiled resources, each under a name of its own where its name is not what is spoiled."""
     found = []
-    for index, built in enumerate(distinct(spoiled(full), count)):
+    for index, built in enumerate([*too_long(full), *distinct(spoiled(full), count)]):
         metadata = built.get("metadata")
         if isinstance(metadata, dict) and metadata.get("name") == full["metadata"]["name"]:
             metadata["name"] = f"{prefix}-{index}"

@@ -121,7 +121,9 @@ def test_a_services_whole_life_under_the_restricted_level_uses_every_right_and_i
     kubectl.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"},
                    "stringData": {"keys.yaml": "team: key-of-team"}})  # fmt: skip
     wait_ready(kubectl)
-    assert len(kubectl.items(MONITORS, "-l", OURS)) == 2
+    wait_until(
+        lambda: len(kubectl.items(MONITORS, "-l", OURS)) == 2, 90
+    )  # their kinds are looked for now and then
 
     edit_budget(kubectl, 256)
     wait_until(lambda: budgets(at_home, kubectl) == [256, 256])

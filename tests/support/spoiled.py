@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, settings
@@ -16,6 +17,7 @@ from support.services import BUDGET_PARAMETER, resource, run_resource
 from trimtab_operator import schema
 
 Json = dict[str, Any]
+_DURATION = re.compile(r"\d+(ms|s|m|h)")
 
 FULL = schema.validate(
     resource(
@@ -97,3 +99,17 @@ def distinct(strategy: st.SearchStrategy[Json], count: int) -> list[Json]:
     collect()
     assert len(found) == count, f"only {len(found)} different ones"
     return list(found.values())
+
+
+def too_long(full: Json) -> list[Json]:
+    """`full` with one duration each beyond every range: the API server knows no durations, so that the operator must tell of it."""
+    found = []
+    for *way, last in places(full):
+        built = copy.deepcopy(full)
+        target: Any = built
+        for step in way:
+            target = target[step]
+        if isinstance(target[last], str) and _DURATION.fullmatch(target[last]):
+            target[last] = "999h"
+            found.append(built)
+    return found
