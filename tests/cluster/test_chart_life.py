@@ -6,6 +6,7 @@ and leaves none.
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import shutil
@@ -21,11 +22,15 @@ from support.cluster.helm import CHART, RELEASE, Helm
 from support.cluster.kubectl import Kubectl
 from support.cluster.reach import get
 from support.cluster.story import (
+    LEASE_S,
+    TUNABLE,
     address,
     condition,
     edit_budget,
     engines,
+    read_back_by,
     service,
+    start_run,
     wait_condition,
     wait_ready,
     wait_until,
@@ -116,7 +121,7 @@ def test_engines_serve_through_upgrade_uninstall_and_reinstall(
     helm = Helm.find(home.kubeconfig, home.namespace)
     helm("install", RELEASE, str(previous_chart(tmp_path)), *WAIT)
     assert LATER_FIELD not in fields_of_spec(kubectl)
-    kubectl.apply(service(model))
+    kubectl.apply(service(model, tuning=TUNABLE))
     wait_ready(kubectl)
     [engine], [first] = engines(kubectl), operator_pods(home)
     url = f"{address(kubectl)}/v1/models"
@@ -138,7 +143,10 @@ def test_engines_serve_through_upgrade_uninstall_and_reinstall(
     edit_budget(kubectl, 256)
     kubectl.wait_for("a live edit in force", "infsvc", "chat", condition=lambda s: applied_budget(s) == 256)
 
-    # Uninstall: no operator, no rights, all else stays.
+    # Uninstall in mid-lease: no operator, no rights, all else stays, and the engine goes back by itself.
+    key_file = operators_key(home, tmp_path)
+    start_run(kubectl, 64, 600)
+    wait_until(lambda: read_back_by(key_file, engine)["in_force"]["config"]["max_num_batched_tokens"] == 64)
     helm("uninstall", RELEASE, *WAIT)
     assert home.items("deployments", "-l", "app.kubernetes.io/part-of=trimtab") == []
     assert kubectl("get", "clusterrole", f"{RELEASE}-operator", "--ignore-not-found") == ""
@@ -146,6 +154,9 @@ def test_engines_serve_through_upgrade_uninstall_and_reinstall(
     assert condition(kubectl.get("infsvc", "chat"), "Ready")["status"] == "True"
     assert [uid(pod) for pod in engines(kubectl)] == [uid(engine)]
     wait_until(serves)
+    wait_until(lambda: read_back_by(key_file, engine)["candidate"] is None, LEASE_S + 20)
+    assert read_back_by(key_file, engine)["in_force"]["config"]["max_num_batched_tokens"] == 256
+    kubectl("delete", "trun", "chat-1")
 
     # Reinstall: it takes over what is there.
     edit_budget(kubectl, 128)
@@ -153,6 +164,14 @@ def test_engines_serve_through_upgrade_uninstall_and_reinstall(
     kubectl.wait_for("a live edit in force", "infsvc", "chat", condition=lambda s: applied_budget(s) == 128)
     assert [uid(pod) for pod in engines(kubectl)] == [uid(engine)]
     assert serves()
+
+
+def operators_key(home: Kubectl, folder: Path) -> Path:
+    """The key that the operator signs with, as an administrator may read it."""
+    [secret] = [s for s in home.items("secrets") if "admin-key.pem" in s.get("data", {})]
+    file = folder / "admin-key.pem"
+    file.write_bytes(base64.b64decode(secret["data"]["admin-key.pem"]))
+    return file
 
 
 def applied_budget(found: Json) -> object:

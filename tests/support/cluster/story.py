@@ -109,8 +109,12 @@ def restarts(pod: Json) -> int:
 
 def read_back(operator_process: OperatorProcess, pod: Json) -> Json:
     """What the engine itself says of its live config, on its admin port."""
-    signer = Signer.load(operator_process.folder / "admin-key.pem")
-    token = signer.token(pod["metadata"]["uid"], "read")
+    return read_back_by(operator_process.folder / "admin-key.pem", pod)
+
+
+def read_back_by(key_file: Path, pod: Json) -> Json:
+    """As `read_back`, with the key in `key_file`."""
+    token = Signer.load(key_file).token(pod["metadata"]["uid"], "read")
     answer = httpx.get(
         f"http://{pod['status']['podIP']}:8001/admin/live-config",
         headers={"Authorization": f"Bearer {token}"},
