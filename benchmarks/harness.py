@@ -33,8 +33,10 @@ def provenance(packages: Sequence[str] = ("torch", "numpy")) -> dict[str, object
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = "absent"
+    arguments = " ".join(sys.argv[1:])
     return {
-        "command": " ".join(["make bench", f"NAME={Path(sys.argv[0]).stem}", *sys.argv[1:]]),
+        "command": f"make bench NAME={Path(sys.argv[0]).stem}"
+        + (f' ARGS="{arguments}"' if arguments else ""),
         "commit": _git("rev-parse", "--short", "HEAD"),
         "dirty": bool(_git("status", "--porcelain")),
         "python": platform.python_version(),

@@ -72,3 +72,13 @@ def test_every_command_of_ours_has_these_options(page: str) -> None:
     blocks = re.findall(r"```\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
     commands = [c.rstrip("\\ …") for block in blocks for c in COMMAND.findall(block)]
     assert [why for command in commands if (why := _parses(command))] == []
+
+
+def test_arguments_of_a_benchmark_stand_in_args() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    wrong = [
+        f"{page.name}: {hit}"
+        for page in pages
+        for hit in re.findall(r"make bench NAME=\w+ -\S*", page.read_text())
+    ]
+    assert wrong == [], "make itself would take these flags"
