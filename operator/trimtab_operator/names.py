@@ -28,7 +28,13 @@ ANNOTATION_APPLIED = f"{GROUP}/applied"  # digest of what was applied
 ANNOTATION_BUILT = (
     f"{GROUP}/built"  # on the Deployment: the pod template as it was built, for operators that build others
 )
+ANNOTATION_WORKER = (
+    f"{GROUP}/worker"  # on a TuningRun: none, when somebody else measures and writes its status
+)
+LABEL_RUN = f"{GROUP}/run"
 ENGINE_CONTAINER = "engine"
+WORKER_CONTAINER = "worker"
+WORKER_COMPONENT = "tuning-worker"
 
 # Conditions
 READY = "Ready"
@@ -92,6 +98,8 @@ SERVICE_NOT_FOUND = "ServiceNotFound"
 SERVICE_NOT_SERVED = "ServiceNotServed"
 TIME_LIMIT_REACHED = "TimeLimitReached"
 NOT_YET_SUPPORTED = "NotYetSupported"
+WORKER_FAILED = "WorkerFailed"
+NOT_ALLOWED_BY_SERVICE = "NotAllowedByService"
 UPGRADE_HELD = "HeldByPolicy"
 
 #: Failures that time does not mend: a person has to change something.
@@ -158,3 +166,8 @@ def pod_monitor(service: str) -> str:
 def prometheus_rule(service: str) -> str:
     """PrometheusRule."""
     return f"{service}-engine"
+
+
+def worker(run: str) -> str:
+    """Everything that a run's worker consists of: account, role, binding, Secret, Job."""
+    return f"{run}-worker"

@@ -1,0 +1,132 @@
+"""A TuningRun → the objects of its worker: account with rights, Secret with read tokens, Job. Pure.
+
+All have one name, `<run>-worker`, and belong to the run, so that they go with it. They are made once and never changed: an upgraded
+operator leaves a worker of an older one alone. What the worker may do is read its run, its service and that one's live config, find the
+engines' addresses, and write its run's status; candidates reach engines by way of that status only. Called by `cluster.workers`.
+
+The worker's contract: exit status 0 once a result stands in the run's status; 2 when another try would end alike (the run ends);
+anything else is tried again, `RETRIES` times. The last line of its termination message is what people read.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from trimtab_operator import names
+from trimtab_operator.api import InferenceService, TuningRun
+from trimtab_operator.plan.access import account_with_rights, rule
+from trimtab_operator.plan.objects import run_child, run_labels
+from trimtab_operator.plan.tuner_pod import Mount, Tuner, tuner_pod
+
+Manifest = dict[str, Any]
+
+TOKENS_DIRECTORY = "/var/run/trimtab/tokens"
+TOKENS_ENTRY = "tokens.json"
+TRACE_DIRECTORY = "/var/run/trimtab/trace"
+#: The beginning of a run is when it reads engines' admin ports; later, candidates go through its status.
+TOKEN_LIFE_S = 3600.0
+RETRIES = 2
+FINAL_EXIT_STATUS = 2
+#: From the end of spec.timeLimit, when the operator ends the run, to the end of a Job that no operator has ended.
+DEADLINE_MARGIN_S = 60
+#: From SIGTERM: to give a candidate back, and to end what is being replayed.
+GRACE_S = 30
+#: Records of the Job and its pod, and with them the worker's log, stay for a day.
+KEPT_S = 86_400
+
+
+def access(service: InferenceService, run: TuningRun) -> list[Manifest]:
+    """Role, account and binding."""
+    rules = [
+        rule(names.GROUP, "inferenceservices", "get", only=[service.name]),
+        rule("", "configmaps", "get", only=[names.live_config_map(service.name)]),
+        rule(names.GROUP, "tuningruns", "get", only=[run.name]),
+        rule(names.GROUP, "tuningruns/status", "patch", only=[run.name]),
+        rule("discovery.k8s.io", "endpointslices", "list"),
+    ]
+    return account_with_rights(lambda version, kind: _head(run, version, kind), rules)
+
+
+def tokens(run: TuningRun, by_pod_uid: Mapping[str, str], name: str | None = None) -> Manifest:
+    """The Secret. `name`: another than the usual one, where that is taken."""
+    built = _head(run, "v1", "Secret")
+    built["metadata"]["name"] = name or built["metadata"]["name"]
+    content = json.dumps(dict(by_pod_uid), sort_keys=True).encode()
+    return {
+        **built,
+        "type": "Opaque",
+        "immutable": True,
+        "data": {TOKENS_ENTRY: base64.b64encode(content).decode()},
+    }
+
+
+def job(
+    service: InferenceService, run: TuningRun, tuner: Tuner, left_s: float, secret: str | None = None
+) -> Manifest:
+    """The Job, which has `left_s` of the run's time limit; `secret`: name of the Secret with tokens."""
+    mounts = [
+        Mount("tokens", TOKENS_DIRECTORY, {"secret": {"secretName": secret or names.worker(run.name)}}),
+    ]
+    trace = run.spec.workload.trace_ref
+    if trace is not None:
+        # One key of what may hold many; a kubelet says which of the two is missing.
+        items = [{"key": trace.key, "path": trace.key}]
+        mounts.append(Mount("trace", TRACE_DIRECTORY, {"configMap": {"name": trace.name, "items": items}}))
+    built = _head(run, "batch/v1", "Job")
+    built["spec"] = {
+        "completions": 1,
+        "parallelism": 1,
+        "backoffLimit": RETRIES,
+        "activeDeadlineSeconds": math.ceil(max(0.0, left_s)) + DEADLINE_MARGIN_S,
+        "ttlSecondsAfterFinished": KEPT_S,
+        # Never two at a time: the next one starts when the last one has given its candidate back.
+        "podReplacementPolicy": "Failed",
+        "podFailurePolicy": {
+            "rules": [
+                {
+                    "action": "FailJob",
+                    "onExitCodes": {
+                        "containerName": names.WORKER_CONTAINER,
+                        "operator": "In",
+                        "values": [FINAL_EXIT_STATUS],
+                    },
+                },
+                # A drained node, a preemption: nothing that the run has to answer for.
+                {
+                    "action": "Ignore",
+                    "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+                },
+            ]
+        },
+        "template": tuner_pod(
+            tuner,
+            container=names.WORKER_CONTAINER,
+            arguments=arguments(run, tuner),
+            labels=run_labels(run, names.WORKER_COMPONENT),
+            account=names.worker(run.name),
+            mounts=mounts,
+            pull_secrets=[secret.name for secret in service.spec.engine.image_pull_secrets],
+            grace_s=GRACE_S,
+        ),
+    }
+    return built
+
+
+def arguments(run: TuningRun, tuner: Tuner) -> list[str]:
+    """The worker's command line, behind the image's entrypoint."""
+    words = ["work", "--namespace", run.metadata.namespace, "--run", run.name]
+    words += ["--tokens", f"{TOKENS_DIRECTORY}/{TOKENS_ENTRY}"]
+    if tuner.prometheus_url is not None:
+        words += ["--prometheus", tuner.prometheus_url]
+    trace = run.spec.workload.trace_ref
+    if trace is not None:
+        words += ["--trace", f"{TRACE_DIRECTORY}/{trace.key}"]
+    return words
+
+
+def _head(run: TuningRun, api_version: str, kind: str) -> Manifest:
+    return run_child(run, api_version, kind, names.worker(run.name), names.WORKER_COMPONENT)
