@@ -23,7 +23,7 @@ from trimtab_tuner.metrics.names import Names
 from trimtab_tuner.metrics.reading import Block, Reading, Unknown
 from trimtab_tuner.metrics.snapshot import Snapshot, Window
 from trimtab_tuner.metrics.source import MetricsSource
-from trimtab_tuner.target import Target
+from trimtab_tuner.target import ServiceTarget
 
 PREPARING_S = 0.2
 Status = Literal["measured", "stopped", "unknown"]
@@ -105,7 +105,7 @@ class LiveEvaluator:
 
     def __init__(
         self,
-        target: Target,
+        target: ServiceTarget,
         source: MetricsSource,
         workload: Workload,
         *,

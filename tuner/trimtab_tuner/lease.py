@@ -13,7 +13,7 @@ from types import TracebackType
 
 from trimtab_engine.core.live import LiveConfig
 from trimtab_tuner.errors import ServerError
-from trimtab_tuner.target import Target, TargetUnreachable
+from trimtab_tuner.target import ServiceTarget, TargetUnreachable
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 class Lease:
     """A candidate in force from `move` until the block is left."""
 
-    def __init__(self, target: Target, *, lease_s: float) -> None:
+    def __init__(self, target: ServiceTarget, *, lease_s: float) -> None:
         self._target = target
         self._lease_s = lease_s
         self._config: LiveConfig | None = None

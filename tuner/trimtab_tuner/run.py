@@ -27,7 +27,7 @@ from trimtab_tuner.metrics.reading import Block, Reading
 from trimtab_tuner.space import Knob
 from trimtab_tuner.steptime import StepTime
 from trimtab_tuner.study import Study, Values
-from trimtab_tuner.target import Target, TargetRefused
+from trimtab_tuner.target import ServiceTarget, TargetRefused
 from trimtab_tuner.trial import Decision, Role, Trial
 
 MAX_REFUSALS = 10
@@ -101,7 +101,7 @@ class TuningRun:
     def __init__(
         self,
         *,
-        target: Target,
+        target: ServiceTarget,
         evaluator: Evaluator,
         make_study: Callable[[Sequence[Knob]], Study],
         make_space: Callable[[LiveConfig], tuple[Knob, ...]],

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 
@@ -68,6 +68,27 @@ class Promotion:
 
     generation: int
     in_force: bool
+
+
+class ServiceTarget(Protocol):
+    """One service whose live config a run may change: by a control port (`Target`), or by a TuningRun's status in a cluster."""
+
+    async def read(self) -> Readback:
+        """The read-back now."""
+
+    async def put_candidate(
+        self, config: LiveConfig, *, lease_s: float, generation: int | None = None
+    ) -> int:
+        """Put a candidate in force for `lease_s` seconds, or renew it when `generation` is its number → generation.
+
+        Raises TargetRefused when it is not allowed, TargetNotApplied when a replica does not show it in time.
+        """
+
+    async def end_candidate(self) -> None:
+        """Back to the incumbent at once, seen in every replica. Idempotent."""
+
+    async def promote(self, config: LiveConfig) -> Promotion:
+        """Make `config` the incumbent."""
 
 
 class Target:

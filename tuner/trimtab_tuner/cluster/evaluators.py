@@ -1,0 +1,29 @@
+"""Which evaluator carries out a run: by spec.evaluator and spec.workload.type. Called by `worker`; knows no evaluator's work.
+
+Only the chosen one is imported.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import cast
+
+from trimtab_tuner.cluster.plan import Factory, Plan, Work
+from trimtab_tuner.errors import InputError
+
+#: (evaluator, workload) → module of `cluster` that has `async def make(work) -> Plan`.
+MODULES = {
+    ("Live", "Recorded"): "live",
+    ("Live", "Trace"): "live",
+}
+
+
+async def make(work: Work) -> Plan:
+    """The plan for this run. Raises InputError for a pair that nobody carries out."""
+    chosen = (work.run.evaluator, work.run.workload)
+    module = MODULES.get(chosen)
+    if module is None:
+        known = ", ".join(f"{evaluator} with {workload}" for evaluator, workload in MODULES)
+        raise InputError("spec.evaluator", f"{chosen[0]} with workload {chosen[1]}", f"one of: {known}")
+    factory = cast("Factory", import_module(f"trimtab_tuner.cluster.{module}").make)
+    return await factory(work)

@@ -1,0 +1,102 @@
+"""What engines tell on their admin ports to whoever holds a read token: workload records, step-time model, facts.
+
+Called by the evaluators that need recorded traffic (Simulator, Shadow), once, at the beginning of a run: tokens are good for an
+hour. A pod that came later has no token; it is left out, and the caller is told.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from trimtab_tuner.cluster.pods import Pod
+from trimtab_tuner.errors import InputError, ServerError
+
+TIMEOUT_S = 30.0
+PAGE = 5_000
+MAX_PAGES = 20  # an engine's ring holds 20,000
+
+Json = dict[str, Any]
+
+
+class NoToken(ServerError):
+    """No read token for this pod."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One engine's account. `records` as in our trace format, oldest first; `model` None: nothing is fitted yet."""
+
+    pod: Pod
+    records: tuple[Json, ...]
+    block_size: int
+    model: Json | None
+    info: Json
+
+
+def load_tokens(path: Path | None) -> Mapping[str, str]:
+    """Read tokens by pod UID from the mounted file; none without a path. Raises InputError."""
+    if path is None:
+        return {}
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError("--tokens", str(path), f"a readable JSON file ({error})") from None
+    if not isinstance(found, dict) or not all(isinstance(token, str) for token in found.values()):
+        raise InputError("--tokens", str(path), "an object from pod UID to token")
+    return found
+
+
+class Records:
+    """Reads admin ports. `client` carries no base URL."""
+
+    def __init__(self, client: httpx.AsyncClient, tokens: Mapping[str, str]) -> None:
+        self._client = client
+        self._tokens = tokens
+
+    def readable(self, pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
+        """Those of `pods` that there is a token for."""
+        return tuple(pod for pod in pods if pod.uid in self._tokens)
+
+    async def ask(self, pod: Pod) -> Told:
+        """Everything that one engine tells. Raises NoToken, or ServerError naming pod and answer."""
+        records: list[Json] = []
+        since, block_size = 0, 16
+        for _ in range(MAX_PAGES):
+            page = await self._get(pod, "/admin/workload", {"since": str(since), "limit": str(PAGE)})
+            records += [record for record in page.get("records", ()) if isinstance(record, dict)]
+            block_size = int(page.get("block_size", block_size))
+            following = int(page.get("next", since))
+            if following <= since or len(page.get("records", ())) < PAGE:
+                break
+            since = following
+        fitted = await self._get(pod, "/admin/step-model")
+        model = fitted.get("model")
+        return Told(pod, tuple(records), block_size, model if isinstance(model, dict) else None,
+                    await self._get(pod, "/admin/info"))  # fmt: skip
+
+    async def _get(self, pod: Pod, path: str, query: Mapping[str, str] | None = None) -> Json:
+        token = self._tokens.get(pod.uid)
+        if token is None:
+            raise NoToken(f"pod {pod.name}: there is no read token for it; it came after the run's start")
+        where = f"pod {pod.name}: GET {pod.admin_url}{path}"
+        try:
+            answer = await self._client.get(
+                pod.admin_url + path,
+                params=dict(query or {}),
+                headers={"Authorization": f"Bearer {token}"},
+                timeout=TIMEOUT_S,
+            )
+            document = answer.json()
+        except httpx.HTTPError as error:
+            raise ServerError(f"{where}: {type(error).__name__}: {error}") from None
+        except ValueError:
+            raise ServerError(f"{where}: HTTP {answer.status_code}, no JSON") from None
+        if answer.status_code != 200 or not isinstance(document, dict):
+            raise ServerError(f"{where}: HTTP {answer.status_code}: {answer.text[:200]}")
+        return document
