@@ -7,13 +7,13 @@ Two steps, because what engines answer belongs into the status: `decide` before 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from trimtab_operator import names
-from trimtab_operator.api import InferenceService, InvalidRun, Recommendation, TuningRun
+from trimtab_operator.api import InferenceService, Recommendation, TuningRun
 from trimtab_operator.api.run import AppliedCandidate
-from trimtab_operator.api.status import LastRun, LiveValues, Resolved, ServiceStatus
+from trimtab_operator.api.status import LastRun, LiveValues, ServiceStatus
 from trimtab_operator.errors import InvalidResource
 from trimtab_operator.plan import children, live_push, loading, pod_template, pods, rollout, runs
 from trimtab_operator.plan import live as plan_live
@@ -21,89 +21,15 @@ from trimtab_operator.plan import monitors as plan_monitors
 from trimtab_operator.plan.drift import digest
 from trimtab_operator.plan.engine_flags import from_hub
 from trimtab_operator.plan.live_record import CandidateNumber, LiveRecord, candidate_key, is_number
-from trimtab_operator.plan.manifests import Context, Hub, manifests
-from trimtab_operator.plan.slo import NO_PROMETHEUS, Attainment
+from trimtab_operator.plan.look import Conclusion, Decision, Observed, Settings
+from trimtab_operator.plan.manifests import Context, manifests
 from trimtab_operator.plan.status import Facts, service_status
+
+__all__ = ["Conclusion", "Decision", "Observed", "Settings", "conclude", "decide", "wants_to_act"]
 
 Json = dict[str, Any]
 _MAX_RENUMBERINGS = 3
 TURN_RETRY_S = 5.0  # a run that waits for its turn; it is woken sooner when a place is given back
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What the operator was started with."""
-
-    defaults: Resolved = field(default_factory=Resolved)
-    admin_public_key: str | None = None
-    operator_namespace: str = "trimtab-system"
-    room_patience_s: float = rollout.UNSCHEDULABLE_PATIENCE_S
-    hub: Hub = field(default_factory=Hub)
-
-
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """Everything about one service at one moment."""
-
-    service: InferenceService
-    previous: ServiceStatus = field(default_factory=ServiceStatus)
-    children: Mapping[children.Key, Mapping[str, Any]] = field(default_factory=dict)
-    pods: tuple[Mapping[str, Any], ...] = ()
-    runs: tuple[TuningRun, ...] = ()
-    invalid_runs: tuple[InvalidRun, ...] = ()
-    read_backs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by pod name
-    refusals: Mapping[str, tuple[int, str]] = field(default_factory=dict)  # by pod name: generation, why
-    slo: Attainment = NO_PROMETHEUS
-    loading: Mapping[str, str] = field(default_factory=dict)  # by pod name: how far its download is
-    fleet: plan_live.Switch = field(default_factory=plan_live.Switch)
-    waits: str | None = None  # why the fleet has no place for the acting run's candidate
-    monitors: plan_monitors.Monitors = field(default_factory=plan_monitors.Monitors)
-    complaints: Mapping[str, str] = field(default_factory=dict)  # by pod name: the kubelet's, about volumes
-
-    def child(self, kind: str, name: str) -> Mapping[str, Any] | None:
-        """One child, or None."""
-        return self.children.get((kind, name))
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What to do now. `incumbent` and `trial` are what engines shall have; `calls` says what to tell each pod for that."""
-
-    template_hash: str
-    resolved: Resolved
-    upgrade_available: bool
-    room_patience_s: float
-    changes: children.Changes
-    monitors: children.Changes
-    incumbent: Json
-    trial: live_push.Trial | None
-    targets: frozenset[str]
-    calls: Mapping[str, tuple[live_push.Call, ...]]
-    recommendation: Recommendation | None
-    superseded: str | None  # why a recommendation was dropped now
-    renumbered: tuple[str, ...]  # pods that had seen other numbers
-    acting_run: TuningRun | None
-    taken_run: TuningRun | None  # its result was taken now
-    refusal: str | None  # why the acting run's candidate, or the taken run's result, is not carried out
-
-    def concerns(self, service: str) -> set[children.Key]:
-        """Children whose state this rests on; when it changes nothing, none."""
-        if self.changes.taken or self.changes.waiting:
-            return set(children.possible(service))
-        touched = {
-            (item["kind"], item["metadata"]["name"]) for item in (*self.changes.apply, *self.changes.delete)
-        }
-        # What engines are told has its number from there.
-        return touched | ({("ConfigMap", names.live_config_map(service))} if self.calls else set())
-
-
-@dataclass(frozen=True, slots=True)
-class Conclusion:
-    """The status to write, and when to look again at the latest (Unix seconds, None: when something happens)."""
-
-    status: ServiceStatus
-    look_again_s: float | None
-    run_statuses: Mapping[str, Json]  # by name of the run
 
 
 def decide(observed: Observed, settings: Settings, now: float, time: str) -> Decision:
