@@ -31,6 +31,9 @@ from trimtab_tuner.target import ServiceTarget, TargetRefused
 from trimtab_tuner.trial import Decision, Role, Trial
 
 MAX_REFUSALS = 10
+MAX_LOST_PAIRS = (
+    3  # of live traffic: pairs that say nothing (an engine restarted, say) before a confirmation gives up
+)
 Outcome = Literal["Applied", "Recommended", "Kept", "Unknown", "Paused"]
 
 
@@ -44,6 +47,24 @@ class RunOptions:
     apply: bool = False
     time_limit_s: float | None = None
     seed: int = 0
+    count_refused: bool = False  # whether a candidate that the service refuses counts as a trial
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A candidate that an earlier worker of the same run tried. `objective` None: it failed, and says nothing."""
+
+    config: LiveConfig
+    objective: float | None  # as `score.Score.objective`
+    complete: bool  # measured to its end, so it may be confirmed
+
+
+@dataclass(frozen=True, slots=True)
+class _Best:
+    """The candidate that is to be confirmed."""
+
+    config: LiveConfig
+    score: scores.Score
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +132,14 @@ class TuningRun:
         view: View,
         paused: Callable[[], Awaitable[str | None]],
         keep: Callable[[Trial], None] = lambda _: None,
+        begins: Callable[[Role, LiveConfig | None], None] = lambda role, config: None,
+        earlier: Sequence[Known] = (),
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`keep` stores the raw samples of a trial; `now` is a clock in seconds."""
+        """`keep` stores the raw samples of a trial; `begins` hears of a measurement before anything is changed for it; `earlier`
+        counts as tried; `now` is a clock in seconds."""
+        self._begins = begins
+        self._earlier = earlier
         self._keep = keep
         self._target = target
         self._evaluator = evaluator
@@ -189,19 +215,20 @@ class TuningRun:
 
     async def _explore(
         self, study: Study, knobs: Sequence[Knob], baseline: Measurement, before: LiveConfig
-    ) -> Trial | str | None:
-        """The best trial that violated less than the incumbent, or None; a text when exploring was forbidden at once."""
+    ) -> _Best | str | None:
+        """The best candidate that violated less than the incumbent, or None; a text when exploring was forbidden at once."""
         assert isinstance(baseline.reading, Reading), "checked by the caller"
         start = space.values_of(before, knobs)
         usual = scores.score(baseline.reading, before.slo)
         study.tell_start(start, usual)
+        best = self._recall(study, knobs, before, usual)
         self._enqueue_first(study, knobs, before)
-        best: Trial | None = None
         refused: str | None = None
         refusals = 0
-        self._spent = 1  # the incumbent's
+        self._spent = 1 + len(self._earlier)  # the incumbent's, and those
         # One trial is kept back for the confirmation.
-        while self._spent < self._options.max_trials - 1 and self._time_for(2):
+        confirming = 1 if self._evaluator.same_requests else 2 * self._options.pairs
+        while self._spent < self._options.max_trials - 1 and self._time_for(1 + confirming):
             refused = await self._may_explore(baseline.reading, before)
             if refused is not None:
                 if self._windows_since_rollback is None or not refused.startswith("cooling down"):
@@ -223,6 +250,7 @@ class TuningRun:
                 self._audit.write("refused", config=config.to_json(), reason=str(refusal))
                 self._view.note("refused", f"{space.describe(config, before)}: {refusal}")
                 refusals += 1
+                self._spent += self._options.count_refused
                 if refusals >= MAX_REFUSALS:
                     break
                 continue
@@ -232,31 +260,35 @@ class TuningRun:
                 study.fail(proposal, trial.reason)
                 continue
             study.tell(proposal, trial.score)
-            if trial.decision == "improves" and self._better(trial, best):
-                best = trial
-            if (
-                isinstance(measurement.reading, Reading)
-                and best is trial
-                and measurement.reading.violated == 0
-            ):
-                break  # nothing is left to gain
+            if trial.decision == "improves" and self._better(trial.score, best):
+                best = _Best(config, trial.score)
+                if isinstance(measurement.reading, Reading) and measurement.reading.violated == 0:
+                    break  # nothing is left to gain
         if refused is not None and not any(t.role == "explore" for t in self._trials):
             return refused
         return best
 
-    def _why_none(self) -> str:
-        if any(t.role == "explore" for t in self._trials):
-            return "no trial violated less than the incumbent"
-        return "there was no candidate to try"
+    def _recall(
+        self, study: Study, knobs: Sequence[Knob], before: LiveConfig, usual: scores.Score
+    ) -> _Best | None:
+        """Tells the study what earlier workers of this run found → the best of it."""
+        best: _Best | None = None
+        for known in self._earlier:
+            values = space.values_of(known.config, knobs)
+            here = all(values[knob.name] in knob.choices for knob in knobs)
+            if known.objective is None or not here or known.config == before:
+                continue
+            found = scores.Score(known.objective, {})
+            study.tell_start(values, found)
+            if known.complete and found.objective < usual.objective and self._better(found, best):
+                best = _Best(known.config, found)
+        return best
 
     @staticmethod
-    def _better(trial: Trial, best: Trial | None) -> bool:
-        if best is None or best.score is None or trial.score is None:
+    def _better(score: scores.Score, best: _Best | None) -> bool:
+        if best is None:
             return True
-        return (not trial.score.feasible, trial.score.objective) < (
-            not best.score.feasible,
-            best.score.objective,
-        )
+        return (not score.feasible, score.objective) < (not best.score.feasible, best.score.objective)
 
     async def _may_explore(self, reading: Reading, before: LiveConfig) -> str | None:
         why = guardrails.may_explore(
@@ -308,30 +340,45 @@ class TuningRun:
 
     # Confirming
 
-    async def _confirm(self, best: Trial, baseline: Measurement, before: LiveConfig) -> RunResult:
+    async def _confirm(self, best: _Best, baseline: Measurement, before: LiveConfig) -> RunResult:
         config = best.config
         incumbent: list[Block] = list(baseline.blocks) if self._evaluator.same_requests else []
         candidate: list[Block] = []
         comparison: Comparison | None = None
         rounds = self._options.confirm_rounds if self._evaluator.same_requests else self._options.pairs
-        for number in range(rounds):
-            fresh = number > 0 or not self._evaluator.same_requests
-            if number > 0 and not self._time_for(2 if fresh else 1):
+        done = lost = 0
+        while done < rounds or self._too_few(comparison):
+            fresh = done > 0 or not self._evaluator.same_requests
+            if done + lost > 0 and not self._time_for(2 if fresh else 1):
                 break
             arms: list[LiveConfig | None] = [None, config] if fresh else [config]
             # Which comes first is drawn: then swapping the arms of a pair is as likely as not, whatever the traffic does.
             self._rng.shuffle(arms)
+            found: dict[bool, Sequence[Block]] = {}
             for arm in arms:
                 if arm is not None and (why := await self._paused()):
                     return self._finish("Paused", why, before, before, comparison)
-                measured = await self._measure("confirm", arm, baseline)
+                try:
+                    measured = await self._measure("confirm", arm, baseline)
+                except TargetRefused as refusal:
+                    why = f"the candidate was refused: {refusal}"
+                    return self._finish("Paused", why, before, before, comparison)
                 if measured.status == "stopped":
                     return self._finish(
                         "Kept", f"the candidate was stopped: {measured.reason}", before, before
                     )
                 if measured.status == "unknown":
+                    break
+                found[arm is None] = self._blocks(measured)
+            if measured.status == "unknown":
+                # A pair of live traffic that says nothing is left out as a whole; a replay is too dear for a second try.
+                lost += 1
+                if self._evaluator.same_requests or lost > MAX_LOST_PAIRS:
                     return self._finish("Unknown", measured.reason, before, before)
-                (incumbent if arm is None else candidate).extend(self._blocks(measured))
+                continue
+            incumbent.extend(found.get(True, ()))
+            candidate.extend(found[False])
+            done += 1
             comparison = compare(
                 incumbent,
                 candidate,
@@ -344,10 +391,11 @@ class TuningRun:
             last = next(t for t in reversed(self._trials) if t.config == config)
             last.decision, last.reason = comparison.verdict, comparison.reason
             self._view.note("compared", f"{comparison.verdict}: {comparison.reason}")
-            self._audit.write("compared", round=number, config=config.to_json(), **comparison.to_json())
+            self._audit.write("compared", round=done - 1, config=config.to_json(), **comparison.to_json())
             if comparison.verdict != "inconclusive":
                 break
-        assert comparison is not None, "at least one round"
+        if comparison is None:
+            return self._finish("Unknown", "no time was left to confirm", before, before)
         if comparison.verdict != "better":
             return self._finish(
                 "Kept", f"{comparison.verdict}: {comparison.reason}", before, before, comparison
@@ -357,6 +405,12 @@ class TuningRun:
         promotion = await self._target.promote(config)
         outcome: Outcome = "Applied" if promotion.in_force else "Recommended"
         return self._finish(outcome, comparison.reason, before, config, comparison, promotion.generation)
+
+    def _too_few(self, comparison: Comparison | None) -> bool:
+        """Whether pairs of live traffic go on beyond their number because requests are rare; only under a time limit."""
+        if comparison is None or self._evaluator.same_requests or self._options.time_limit_s is None:
+            return False
+        return min(comparison.n_incumbent, comparison.n_candidate) < self._limits.min_requests
 
     def _blocks(self, measured: Measurement) -> Sequence[Block]:
         if self._evaluator.same_requests:
@@ -372,6 +426,7 @@ class TuningRun:
         number = len(self._trials)
         began = self._now()
         label = "incumbent" if config is None else space.describe(config, self._before)
+        self._begins(role, config)
         on_progress = self._view.begin(label, number + 1, max(self._options.max_trials, number + 1))
         measurement = await self._evaluator.evaluate(config, baseline=baseline, on_progress=on_progress)
         self._longest_s = max(self._longest_s, self._now() - began)
