@@ -102,6 +102,11 @@ WORKER_FAILED = "WorkerFailed"
 NOT_ALLOWED_BY_SERVICE = "NotAllowedByService"
 UPGRADE_HELD = "HeldByPolicy"
 
+# A Shadow run's engines
+SHADOW_NOT_READY = "ShadowNotReady"
+SERVICE_CHANGED = "ServiceChanged"
+MADE_ROOM = "MadeRoom"
+
 #: Failures that time does not mend: a person has to change something.
 FATAL_REASONS = frozenset({MODEL_LOAD_FAILED, IMAGE_PULL_FAILED, INVALID_SPEC, UNSUPPORTED, NAME_TAKEN})
 #: What a pod waits for is not there (a Secret, a claim): it goes on by itself once somebody has made it.
@@ -126,6 +131,29 @@ def labels(service: str, component: str = "engine") -> dict[str, str]:
         LABEL_MANAGED_BY: FIELD_MANAGER,
         LABEL_SERVICE: service,
     }
+
+
+_SHADOW = ".shadow"  # no service's name has a dot
+
+
+def shadow(run: str) -> str:
+    """Deployment, Service, NetworkPolicy and Secret of a Shadow run's own engines."""
+    return f"{run}-shadow"
+
+
+def shadow_labels(service: str, run: str | None = None) -> dict[str, str]:
+    """Labels of a Shadow run's engines and of what belongs to them; without `run`, those of every run of the service.
+
+    Not one value is the service's own: whatever selects its engines (Service, budget, policy, monitor, autoscaler, a spread
+    constraint, something that users made) never counts these.
+    """
+    shared = {LABEL_SERVICE: f"{service}{_SHADOW}", LABEL_COMPONENT: "shadow"}
+    return shared if run is None else {**shared, LABEL_RUN: run}
+
+
+def service_of_label(value: str) -> str:
+    """The service that a value of LABEL_SERVICE is about."""
+    return value.removesuffix(_SHADOW)
 
 
 def deployment(service: str) -> str:

@@ -85,7 +85,8 @@ def concerned(namespace: str | None, meta: Json) -> set[Key]:
     may have written over."""
     if not namespace:
         return set()
-    found = {(meta.get("labels") or {}).get(names.LABEL_SERVICE)}
+    label = (meta.get("labels") or {}).get(names.LABEL_SERVICE)
+    found = {names.service_of_label(str(label)) if label else None}
     for owner in meta.get("ownerReferences") or ():
         if owner.get("controller") and owner["kind"] == names.SERVICE_KIND:
             found.add(owner["name"])

@@ -20,12 +20,14 @@ from trimtab_operator.cluster import kinds
 from trimtab_operator.cluster.engines import Engines
 from trimtab_operator.cluster.kube import Kube
 from trimtab_operator.cluster.monitors import MonitorObjects
+from trimtab_operator.cluster.shadows import Shadows
 from trimtab_operator.cluster.store import Key, ObjectKey, Store
 from trimtab_operator.errors import InvalidResource
 from trimtab_operator.plan import children, pods
 from trimtab_operator.plan.cluster import Observed
 from trimtab_operator.plan.engine_flags import from_hub
 from trimtab_operator.plan.fleet import Contender
+from trimtab_operator.plan.shadow import KINDS, Standing
 
 Json = dict[str, Any]
 
@@ -89,6 +91,7 @@ class Observer:
         self._engines = engines
         self._index = index
         self.store = store or Store()
+        self.shadows = Shadows(kube, self.store)
 
     def resource(self, key: Key) -> Json | None:
         """The InferenceService as it is now."""
@@ -109,10 +112,11 @@ class Observer:
         """→ what there is, and whether all of it was read fresh. `refusals` by pod UID: what engines have refused before."""
         key = Key(service.namespace, service.name)
         mark = self.store.begin(key)
+        runs = self.runs(key)
         objects = self.store.all(key)
         fresh = objects is None
         if objects is None:
-            objects = self._read_all(key, new=previous == ServiceStatus())
+            objects = self._read_all(key, new=previous == ServiceStatus()) | self.shadows.read(key, runs)
             self.store.fill(key, mark, objects.values())
         # The watch picks by one label only, so that an edit of the other one shows: such a pod is nobody's any more.
         mine = names.selector(service.name).items()
@@ -121,13 +125,14 @@ class Observer:
             for (kind, _), item in objects.items()
             if kind == kinds.POD.name and mine <= (item["metadata"].get("labels") or {}).items()
         ]
-        reachable = {pod["metadata"]["name"]: pod for pod in listed if pods.admin_reachable(pod)}
+        shadow = _shadow(key.name, objects)
+        everybody = [*listed, *shadow.pods]
+        reachable = {pod["metadata"]["name"]: pod for pod in everybody if pods.admin_reachable(pod)}
         by_name = {
             pod["metadata"]["name"]: refusals[pod["metadata"]["uid"]]
-            for pod in listed
+            for pod in everybody
             if pod["metadata"]["uid"] in refusals
         }
-        runs = self.runs(key)
         observed = Observed(
             service=service,
             previous=previous,
@@ -138,11 +143,12 @@ class Observer:
             read_backs=self._engines.read_backs(reachable),
             refusals=by_name,
             loading=self._engines.loading(
-                {pod["metadata"]["name"]: pod for pod in listed if pods.loads(pod)}
+                {pod["metadata"]["name"]: pod for pod in everybody if pods.loads(pod)}
                 if from_hub(service.spec)
                 else {}
             ),
-            complaints=self._complaints(listed),
+            complaints=self._complaints(everybody),
+            shadow=shadow,
             monitors=self.monitors.read(service, fresh=fresh),
         )
         return observed, fresh
@@ -150,15 +156,17 @@ class Observer:
     def again(self, observed: Observed, stale: Collection[ObjectKey]) -> Observed:
         """The same with these children read fresh."""
         key = Key(observed.service.namespace, observed.service.name)
-        live = dict(observed.children)
+        live, shadow = dict(observed.children), dict(observed.shadow.objects)
+        own = children.possible(key.name)
         for kind, name in stale:
             mark = self.store.mark()
             found = self._kube.get(kinds.BY_NAME[kind], key.namespace, name)
             self.store.read(key, mark, (kind, name), found)
-            live.pop((kind, name), None)
+            place = live if (kind, name) in own else shadow
+            place.pop((kind, name), None)
             if found is not None:
-                live[(kind, name)] = found
-        return replace(observed, children=live)
+                place[(kind, name)] = found
+        return replace(observed, children=live, shadow=replace(observed.shadow, objects=shadow))
 
     def _read_all(self, key: Key, *, new: bool) -> dict[ObjectKey, Json]:
         found: dict[ObjectKey, Json] = {}
@@ -171,7 +179,7 @@ class Observer:
             found[(kinds.POD.name, pod["metadata"]["name"])] = pod
         return found
 
-    def _complaints(self, listed: Iterable[Json]) -> dict[str, str]:
+    def _complaints(self, listed: Iterable[Mapping[str, Any]]) -> dict[str, str]:
         """What kubelets say of pods whose containers do not get to start: a missing Secret is in no pod's status."""
         found: dict[str, str] = {}
         for pod in listed:
@@ -183,6 +191,20 @@ class Observer:
             if said is not None:
                 found[metadata["name"]] = said
         return found
+
+
+def _shadow(service: str, objects: Mapping[ObjectKey, Json]) -> Standing:
+    """What of a service's objects is of its runs' shadows, or holds a name of theirs."""
+    own, mine = children.possible(service), names.shadow_labels(service).items()
+    named = {
+        key: item
+        for key, item in objects.items()
+        if key[0] in KINDS and key[1].endswith(names.shadow("")) and key not in own
+    }
+    listed = (item for (kind, _), item in objects.items() if kind == kinds.POD.name)
+    return Standing(
+        named, tuple(pod for pod in listed if mine <= (pod["metadata"].get("labels") or {}).items())
+    )
 
 
 def previous_status(resource: Mapping[str, Any]) -> ServiceStatus:

@@ -113,6 +113,8 @@ class Reconciler:
         problem = self._observer.monitors.write(service, decision.monitors)
         if problem is not None:
             observed = replace(observed, monitors=replace(observed.monitors, problem=problem))
+        said = self._observer.shadows.carry_out(key, service, decision.acting_run, decision.shadow)
+        observed = replace(observed, shadow_problem=said)
         observed, retry = self._talk(key, observed, decision)
         if retry:
             self._store.distrust(key)  # a pod that does not answer may be gone
@@ -129,10 +131,12 @@ class Reconciler:
         self._write_runs(
             service, (*observed.runs, *observed.invalid_runs), conclusion.run_statuses, decision.refusal
         )
+        everybody = (*observed.pods, *observed.shadow.pods)
         soon = [conclusion.look_again_s - now] if conclusion.look_again_s is not None else []
-        soon += [GONE_RETRY_S] if decision.changes.waiting else []
+        soon += [GONE_RETRY_S] if decision.changes.waiting or decision.shadow.changes.waiting else []
+        soon += [NAME_RETRY_S] if decision.shadow.changes.taken or observed.shadow_problem else []
         soon += [ENGINE_RETRY_S] if retry else []
-        soon += [pods.CREATING_PATIENCE_S] if any(map(pods.creating, observed.pods)) else []
+        soon += [pods.CREATING_PATIENCE_S] if any(map(pods.creating, everybody)) else []
         return max(0.0, min(soon)) if soon else None
 
     def _decide(
@@ -199,7 +203,7 @@ class Reconciler:
         self, key: Key, observed: cluster.Observed, decision: cluster.Decision
     ) -> tuple[cluster.Observed, bool]:
         """Say to engines what they lack → what they then say themselves, and whether some must be asked again soon."""
-        listed = {pod["metadata"]["name"]: pod for pod in observed.pods}
+        listed = {pod["metadata"]["name"]: pod for pod in (*observed.pods, *observed.shadow.pods)}
         silent = {
             name
             for name, pod in listed.items()
@@ -222,7 +226,7 @@ class Reconciler:
                 self._refusals[key][listed[name]["metadata"]["uid"]] = refusals[name]
             else:
                 read_backs[name] = answer
-        alive = {pod["metadata"]["uid"] for pod in observed.pods}
+        alive = {pod["metadata"]["uid"] for pod in listed.values()}
         for uid in set(self._refusals[key]) - alive:
             del self._refusals[key][uid]
         return replace(observed, read_backs=read_backs, refusals=refusals), bool(silent)
@@ -250,8 +254,9 @@ class Reconciler:
 
     def _tell_runs(self, key: Key, unserved: str) -> None:
         """Say in all runs of a service why nothing is done for it."""
-        now = pods.rfc3339(self._now())
-        for run in self._observer.runs(key):
+        now, found = pods.rfc3339(self._now()), self._observer.runs(key)
+        self._observer.shadows.remove(key, found)
+        for run in found:
             if isinstance(run, InvalidRun):
                 status = runs.invalid_run_status(run, now)
             else:

@@ -191,7 +191,8 @@ class Store:
 
     def _answer(self, key: Key, service: _Service, name: ObjectKey, item: Mapping[str, Any]) -> None:
         """Note what the API server has answered. The watch will show it too, if it has our label."""
-        mine = (item["metadata"].get("labels") or {}).get(names.LABEL_SERVICE) == key.name
+        label = (item["metadata"].get("labels") or {}).get(names.LABEL_SERVICE)
+        mine = label is not None and names.service_of_label(label) == key.name
         if self._note(service, name, item) and mine:
             since_s = service.owed.get(name, (0, self._now()))[1]
             service.owed[name] = (_version(item), since_s)

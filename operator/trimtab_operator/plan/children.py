@@ -6,7 +6,7 @@ that somebody else's object holds is never taken over.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -65,6 +65,15 @@ def changes(
     service: InferenceService, wanted: Sequence[Json], live: Mapping[Key, Mapping[str, Any]]
 ) -> Changes:
     """What to do about every possible child."""
+    return differences(wanted, live, lambda found: ownership(service, found))
+
+
+def differences(
+    wanted: Sequence[Json],
+    live: Mapping[Key, Mapping[str, Any]],
+    whose: Callable[[Mapping[str, Any]], Ownership],
+) -> Changes:
+    """The same for whatever has children; `whose` says of each whether it is one of them."""
     apply: list[Json] = []
     drifted: list[str | None] = []
     taken: list[Finding] = []
@@ -76,12 +85,12 @@ def changes(
             apply.append(manifest)
             drifted.append(None)
             continue
-        whose = ownership(service, found)
-        if whose == "foreign":
+        owned = whose(found)
+        if owned == "foreign":
             taken.append(
                 Finding(f"{kind}/{name}", _owner_text(found), "a name that is free for this service")
             )
-        elif whose == "former" or found["metadata"].get("deletionTimestamp"):
+        elif owned == "former" or found["metadata"].get("deletionTimestamp"):
             waiting.append(f"{kind}/{name}")
         elif differs := drift(manifest, found):
             apply.append(manifest)
@@ -90,9 +99,7 @@ def changes(
     delete = tuple(
         dict(found)
         for key, found in live.items()
-        if key not in keys
-        and ownership(service, found) == "ours"
-        and not found["metadata"].get("deletionTimestamp")
+        if key not in keys and whose(found) == "ours" and not found["metadata"].get("deletionTimestamp")
     )
     return Changes(tuple(apply), tuple(drifted), delete, tuple(taken), tuple(waiting))
 

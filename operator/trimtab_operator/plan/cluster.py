@@ -6,7 +6,7 @@ Two steps, because what engines answer belongs into the status: `decide` before 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from trimtab_operator.errors import InvalidResource
 from trimtab_operator.plan import children, live_push, loading, pod_template, pods, rollout, runs
 from trimtab_operator.plan import live as plan_live
 from trimtab_operator.plan import monitors as plan_monitors
+from trimtab_operator.plan import shadow as plan_shadow
 from trimtab_operator.plan.drift import digest
 from trimtab_operator.plan.engine_flags import from_hub
 from trimtab_operator.plan.live_record import CandidateNumber, LiveRecord, candidate_key, is_number
@@ -53,9 +54,14 @@ def decide(observed: Observed, settings: Settings, now: float, time: str) -> Dec
     acting = runs.acting(observed.runs, now)
     offered, why_not = _offer(observed, acting, record, now)
     refusal = refusal or why_not
-    if observed.waits is not None:
+    shadow_plan = _shadow(observed, acting, pods_are.built.template, settings)
+    if observed.waits is not None or shadow_plan.ended is not None:
         offered = None
-    targets = _targets(observed, record) if offered is not None else frozenset()
+    targets = frozenset[str]()
+    if offered is not None and plan_shadow.asks_for(offered.run):
+        targets = shadow_plan.pods & observed.read_backs.keys()
+    elif offered is not None:
+        targets = _targets(observed, record)
 
     renumbered: set[str] = set()
     fresh_candidate = False
@@ -123,6 +129,7 @@ def decide(observed: Observed, settings: Settings, now: float, time: str) -> Dec
         acting_run=acting,
         taken_run=taken,
         refusal=refusal,
+        shadow=shadow_plan,
     )
 
 
@@ -245,8 +252,9 @@ def _candidate_number(
 def _targets(observed: Observed, record: LiveRecord) -> frozenset[str]:
     """Pods that try a candidate: all that answer, or with mode Canary the first few, those that hold it already first."""
     tuning = observed.service.spec.tuning
+    answering = [pod for pod in observed.pods if pod["metadata"]["name"] in observed.read_backs]
     if tuning.mode != "Canary":
-        return frozenset(observed.read_backs)
+        return frozenset(pod["metadata"]["name"] for pod in answering)
     number = record.candidate.generation if record.candidate is not None else None
 
     def order(pod: Mapping[str, Any]) -> tuple[bool, float, str]:
@@ -255,8 +263,25 @@ def _targets(observed: Observed, record: LiveRecord) -> frozenset[str]:
         holds = number is not None and trying.get("generation") == number
         return not holds, pods.unix(pod["metadata"].get("creationTimestamp")), name
 
-    answering = sorted((p for p in observed.pods if p["metadata"]["name"] in observed.read_backs), key=order)
-    return frozenset(pod["metadata"]["name"] for pod in answering[: tuning.limits.canary_pods])
+    first = sorted(answering, key=order)[: tuning.limits.canary_pods]
+    return frozenset(pod["metadata"]["name"] for pod in first)
+
+
+def _shadow(
+    observed: Observed, acting: TuningRun | None, template: Json, settings: Settings
+) -> plan_shadow.Plan:
+    """What to do about the engines of Shadow runs; they stand only while the run they belong to may act."""
+    service = observed.service
+    run = (
+        acting
+        if plan_shadow.asks_for(acting) and observed.waits is None and not plan_shadow.findings(service)
+        else None
+    )
+    if plan_live.switch(service.metadata.annotations, observed.fleet).state != "active":
+        run = None
+    context = Context(operator_namespace=settings.operator_namespace, hub=settings.hub)
+    replicas = {replica.name: replica for replica in _replicas(observed, observed.shadow.pods)}
+    return plan_shadow.plan(service, run, observed.shadow, template, _replicas(observed), replicas, context)
 
 
 def _refused(observed: Observed, pod: str, calls: tuple[live_push.Call, ...]) -> bool:
@@ -273,7 +298,8 @@ def _refused(observed: Observed, pod: str, calls: tuple[live_push.Call, ...]) ->
 # How the rollout stands
 
 
-def _replicas(observed: Observed) -> list[rollout.Replica]:
+def _replicas(observed: Observed, listed: Sequence[Mapping[str, Any]] | None = None) -> list[rollout.Replica]:
+    """Of `listed` pods, those of the service by default."""
     return [
         pods.replica(
             pod,
@@ -282,7 +308,7 @@ def _replicas(observed: Observed) -> list[rollout.Replica]:
             loading=observed.loading.get(name),
             complaint=observed.complaints.get(name),
         )
-        for pod in observed.pods
+        for pod in (observed.pods if listed is None else listed)
         if not pods.over(pod)
         for name in (pod["metadata"]["name"],)
     ]

@@ -12,6 +12,7 @@ from trimtab_operator.api.status import Resolved, ServiceStatus
 from trimtab_operator.plan import children, live_push, rollout
 from trimtab_operator.plan import live as plan_live
 from trimtab_operator.plan import monitors as plan_monitors
+from trimtab_operator.plan import shadow as plan_shadow
 from trimtab_operator.plan.manifests import Hub
 from trimtab_operator.plan.slo import NO_PROMETHEUS, Attainment
 
@@ -47,6 +48,8 @@ class Observed:
     waits: str | None = None  # why the fleet has no place for the acting run's candidate
     monitors: plan_monitors.Monitors = field(default_factory=plan_monitors.Monitors)
     complaints: Mapping[str, str] = field(default_factory=dict)  # by pod name: the kubelet's, about volumes
+    shadow: plan_shadow.Standing = field(default_factory=plan_shadow.Standing)
+    shadow_problem: plan_shadow.Reason | None = None  # what the API server said to a shadow's objects
 
     def child(self, kind: str, name: str) -> Mapping[str, Any] | None:
         """One child, or None."""
@@ -73,13 +76,17 @@ class Decision:
     acting_run: TuningRun | None
     taken_run: TuningRun | None  # its result was taken now
     refusal: str | None  # why the acting run's candidate, or the taken run's result, is not carried out
+    shadow: plan_shadow.Plan
 
     def concerns(self, service: str) -> set[children.Key]:
         """Children whose state this rests on; when it changes nothing, none."""
         if self.changes.taken or self.changes.waiting:
             return set(children.possible(service))
+        both = (self.changes, self.shadow.changes)
         touched = {
-            (item["kind"], item["metadata"]["name"]) for item in (*self.changes.apply, *self.changes.delete)
+            (item["kind"], item["metadata"]["name"])
+            for changes in both
+            for item in (*changes.apply, *changes.delete)
         }
         # What engines are told has its number from there.
         return touched | ({("ConfigMap", names.live_config_map(service))} if self.calls else set())
