@@ -4,6 +4,9 @@ SHELL := bash
 export PYTHONSAFEPATH := 1
 # Two busy processes with two threads each are 5-10 times slower than with one each.
 export OMP_NUM_THREADS ?= 1
+# Files are shared out among so many test processes, and among so many clusters; 0 and 1 are for a debugger.
+WORKERS ?= 2
+CLUSTERS ?= 2
 BIN = $$(.ci/env)
 
 .PHONY: help setup demo test test-gpu test-cluster test-faults cluster check format bench
@@ -16,17 +19,17 @@ setup: ## Create .venv (the heavy part is shared and cached outside the checkout
 demo: ## Serve, replay, tune and report on this machine, in under 12 minutes
 	@bin=$(BIN) && exec "$$bin/python" examples/demo.py
 
-test: ## Run all tests
-	@bin=$(BIN) && "$$bin/pytest" $(ARGS)
+test: ## Run all tests that need no cluster (WORKERS=2 side by side)
+	@bin=$(BIN) && "$$bin/pytest" -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-gpu: ## Run the tests that need a CUDA device
 	@bin=$(BIN) && "$$bin/pytest" -m gpu tests/gpu $(ARGS)
 
-test-cluster: ## Run the tests on a real control plane (builds it once, a quarter of an hour; needs Go and root)
-	@bin=$(BIN) && "$$bin/pytest" -m "cluster and not slow" $(ARGS)
+test-cluster: ## Run the tests on a real control plane (builds it once, a quarter of an hour; needs Go and root; CLUSTERS=2 side by side)
+	@bin=$(BIN) && "$$bin/pytest" -m "cluster and not slow" --clusters $(CLUSTERS) $(ARGS)
 
 test-faults: ## Run the slow ones of them: faults that take their time (API server away for a minute, a silent node, ...)
-	@bin=$(BIN) && "$$bin/pytest" -m "cluster and slow" $(ARGS)
+	@bin=$(BIN) && "$$bin/pytest" -m "cluster and slow" --clusters $(CLUSTERS) $(ARGS)
 
 cluster: ## Bring a Kubernetes cluster up on this machine and print the KUBECONFIG to use; Ctrl-C ends it
 	@bin=$(BIN) && PYTHONPATH=tests exec "$$bin/python" -m support.cluster up $(ARGS)

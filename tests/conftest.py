@@ -19,6 +19,14 @@ settings.register_profile("dev", deadline=None, suppress_health_check=[HealthChe
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Here, since pytest reads options before it finds `tests/cluster`."""
+    parser.addoption(
+        "--clusters", type=int, default=1, metavar="N",
+        help="cluster tests: share the files out among N clusters, each in a namespace of its own (most of their time is waiting)",
+    )  # fmt: skip
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder that the server can serve: two layers, 512 tokens, ChatML template; named "tiny"."""

@@ -1,7 +1,8 @@
 """Fixtures of the cluster tests: one cluster a session, one namespace a test; and the step into the cluster's namespace.
 
 These tests run by `make test-cluster` (or `pytest -m cluster`): pytest collects, sees that it is outside, and starts itself
-again inside (`support.cluster.namespace`), since pods and Services answer there only.
+again inside (`support.cluster.namespace`), since pods and Services answer there only. With `--clusters N` it starts again outside,
+as the one that hands whole files to N workers (pytest-xdist), each of them inside a namespace and so with a cluster of its own.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 import tempfile
@@ -30,13 +32,35 @@ from trimtab_operator import crds
 
 _HERE = Path(__file__).parent
 _TESTS = _HERE.parent
+#: Files that take longest come first when workers share the files out, so that none is left alone with one at the end.
+LONGEST_FIRST = (
+    *(
+        "test_faults_api",
+        "test_rollouts",
+        "test_faults_operator",
+        "test_faults_engine",
+        "test_faults_objects",
+    ),
+    *("test_chart_life", "test_story", "test_operator", "test_monitors", "test_faults_node", "test_upgrade"),
+    *(
+        "test_operator_pod",
+        "test_invalid",
+        "test_nodes",
+        "test_rights",
+        "test_model_sources",
+        "test_namespaced",
+    ),
+)
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(_HERE):
             item.add_marker(pytest.mark.cluster)
+    if config.option.clusters > 1:
+        ranks = {name: rank for rank, name in enumerate(LONGEST_FIRST)}
+        items.sort(key=lambda item: ranks.get(item.path.stem, len(ranks)))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -63,12 +87,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     capture = session.config.pluginmanager.getplugin("capturemanager")
     if isinstance(capture, CaptureManager):
         capture.suspend_global_capture(in_=True)
-    command = namespace.command_inside(
-        [sys.executable, "-P", "-m", "pytest", *session.config.invocation_params.args]
-    )
+    again = [sys.executable, "-P", "-m", "pytest", *session.config.invocation_params.args]
+    clusters = min(session.config.option.clusters, len({item.path for item in ours}))
+    command = [*again, *_workers(clusters)] if clusters > 1 else namespace.command_inside(again)
     os.chdir(session.config.invocation_params.dir)
     sys.stdout.flush()
     os.execve(command[0], command, {**os.environ, "PYTHONPATH": str(_TESTS), **programs})
+
+
+def _workers(count: int) -> list[str]:
+    """pytest-xdist's options for so many workers, each inside a namespace; -v, since dots alone would not tell who does what."""
+    python = shlex.join(namespace.command_inside([sys.executable, "-P"]))
+    return ["--tx", f"{count}*popen//python={python}", "--dist", "loadfile", "--no-loadscope-reorder", "-v"]
 
 
 @pytest.fixture(scope="session")
@@ -105,7 +135,9 @@ def kubectl(request: pytest.FixtureRequest) -> Iterator[Kubectl]:
 @pytest.fixture(scope="session")
 def model() -> Iterator[Path]:
     """The tiny model where pods may read it, named "tiny"; services mount its parent (`support.cluster.story.service`)."""
-    folder = Path(tempfile.mkdtemp(prefix="trimtab-models-", dir="/dev/shm"))
+    # /run is the namespace's own, so that the folder goes with it, however that ends.
+    place = "/run" if namespace.is_inside() else "/dev/shm"
+    folder = Path(tempfile.mkdtemp(prefix="trimtab-models-", dir=place))
     folder.chmod(0o755)
     # Long enough for a stream that outlasts a pod's farewell.
     made = tiny_chat_model(folder / "tiny", max_position_embeddings=8192)
