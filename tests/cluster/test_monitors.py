@@ -13,6 +13,7 @@ from support.cluster.monitoring_kinds import crds
 from support.cluster.story import OURS, condition, service, wait_condition, wait_until
 from support.cluster_operator import OperatorProcess
 
+OPERATOR_OPTIONS = ("--resync", "5")  # nothing but a look finds out about kinds and monitors
 KINDS = "podmonitors,prometheusrules"
 
 

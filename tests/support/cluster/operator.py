@@ -33,6 +33,9 @@ def install(kubectl: Kubectl, *, values: Mapping[str, Any] | None = None, timeou
 
 def uninstall(kubectl: Kubectl) -> None:
     """Remove it, so that another operator may have the cluster; the CRDs stay."""
+    # The pod first: a namespace's controller that still finds one looks again only after half of its grace.
+    home = kubectl.within(NAMESPACE)
+    home("delete", "deployment", NAME, "--cascade=foreground", "--timeout=90s")
     kubectl("delete", "namespace", NAMESPACE, "--timeout=90s")
     for manifest in manifests():
         if manifest["kind"].startswith("ClusterRole"):
