@@ -1,13 +1,12 @@
 """Reads the fleet's tuning switch every few seconds, and says when it has changed.
 
-A thread of its own, started by `main`. It asks instead of watching: a switch that must work within ten seconds may not hang on a
+`main` calls `turn` in a thread of its own. It asks instead of watching: a switch that must work within ten seconds may not hang on a
 watch that can go silent, and one GET costs less than the renewal of the Lease beside it. Reads only.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -38,8 +37,6 @@ class FleetSwitch:
         self._changed = changed
         self._complain = complain
         self._reading = Reading(Switch())
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="fleet", daemon=True)
 
     @property
     def now(self) -> Switch:
@@ -66,22 +63,9 @@ class FleetSwitch:
             logger.info("fleet switch", extra={"tuning": reading.switch.state, "from": self._where})
             self._changed(reading.switch)
 
-    def start(self) -> None:
-        """Begin to look."""
-        self._thread.start()
-
-    def alive(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread.is_alive()
-
-    def stop(self) -> None:
-        """End."""
-        self._stopping.set()
-        self._thread.join(5)
-
-    def _run(self) -> None:
-        while not self._stopping.wait(POLL_S):
-            try:
-                self.look()
-            except KubeError as error:
-                logger.warning("fleet switch not read", extra={"error": str(error)})
+    def turn(self) -> None:
+        """As `look`; when nothing can be known, the log says why."""
+        try:
+            self.look()
+        except KubeError as error:
+            logger.warning("fleet switch not read", extra={"error": str(error)})

@@ -1,4 +1,4 @@
-"""One writing operator at a time: a coordination Lease, held and renewed by a thread of its own.
+"""One writing operator at a time: a coordination Lease, held and renewed by `turn`, which `main` calls in a thread of its own.
 
 `guard` is called before every write to the API server. It goes by this process's own monotonic clock and the start of the last
 renewal that succeeded, so a process that was cut off stops writing before another one may take over.
@@ -7,7 +7,6 @@ renewal that succeeded, so a process that was cut off stops writing before anoth
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -45,8 +44,6 @@ class Leadership:
         self._safe_until = float("-inf")
         self._seen: tuple[object, object] = (None, None)  # holder and renewTime, as last changed
         self._seen_s = float("-inf")
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
         self._was_leading = False
 
     @property
@@ -61,18 +58,8 @@ class Leadership:
                 "write", None, "NotLeading", f"{self._identity} does not hold Lease {self._name}"
             )
 
-    def start(self) -> None:
-        """Begin to ask for the Lease."""
-        self._thread.start()
-
-    def alive(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread.is_alive()
-
-    def stop(self) -> None:
-        """Stop writing, and hand the Lease over at once."""
-        self._stopping.set()
-        self._thread.join(10)
+    def hand_over(self) -> None:
+        """Write no more, and let go of the Lease at once; no turn may follow."""
         held, self._safe_until = self.leading, float("-inf")
         if held:
             try:
@@ -133,8 +120,3 @@ class Leadership:
             "leaseDurationSeconds": int(LEASE_S),
             "renewTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         }
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            self.turn()
-            self._stopping.wait(RENEW_S)

@@ -24,15 +24,16 @@ from trimtab_operator.api.status import Resolved
 from trimtab_operator.cluster import handlers, tokens
 from trimtab_operator.cluster.engines import Engines
 from trimtab_operator.cluster.events import Recorder
-from trimtab_operator.cluster.fleet import FleetSwitch
+from trimtab_operator.cluster.fleet import POLL_S, FleetSwitch
 from trimtab_operator.cluster.health import HealthServer
 from trimtab_operator.cluster.kube import Credentials, Kube, KubeError, load_credentials
-from trimtab_operator.cluster.leadership import REQUEST_PAUSES_S, REQUEST_TIMEOUT_S, Leadership
+from trimtab_operator.cluster.leadership import RENEW_S, REQUEST_PAUSES_S, REQUEST_TIMEOUT_S, Leadership
 from trimtab_operator.cluster.metrics import OperatorMetrics
 from trimtab_operator.cluster.observe import Key, Observer, RunIndex
+from trimtab_operator.cluster.periodic import Periodic
 from trimtab_operator.cluster.reconcile import Reconciler
 from trimtab_operator.cluster.resync import Resync
-from trimtab_operator.cluster.slo import SloWatch
+from trimtab_operator.cluster.slo import PERIOD_S, SloWatch
 from trimtab_operator.cluster.slots import Slots
 from trimtab_operator.cluster.store import Store
 from trimtab_operator.cluster.worker import Workers, WorkQueue
@@ -47,6 +48,7 @@ logger = logging.getLogger(__name__)
 
 START_RETRY_S = 2.0
 STOP_S = 20.0  # for reconciles under way
+LEASE_STOP_S = 10.0  # two tries at a request of the Lease
 _RECORD_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
@@ -170,6 +172,15 @@ class Operator:
             self._plain, self._home, arguments.fleet_config_map, self._switched, self._complain
         )
         self._slots = Slots(arguments.max_concurrent_runs, self._index, self._queue.add)
+        self._periodic = [
+            Periodic("resync", self._resync.turn, arguments.resync),
+            Periodic("fleet", self._fleet.turn, POLL_S),
+        ]
+        if self._slo is not None:
+            self._periodic.append(Periodic("SLO", self._slo.turn, PERIOD_S))
+        self._lease: Periodic | None = None
+        if self._leadership is not None:
+            self._lease = Periodic("lease", self._leadership.turn, RENEW_S, first_s=0)
         self._workers: Workers[Key] | None = None
         self._watching = False
         self._health = HealthServer(
@@ -183,12 +194,10 @@ class Operator:
             engines = Engines(self._signer())
             self._first_list()
             self._start_workers(engines)
-            if self._leadership is not None:
-                self._leadership.start()
-            self._resync.start()
-            if self._slo is not None:
-                self._slo.start()
-            self._fleet.start()
+            if self._lease is not None:
+                self._lease.start()
+            for thread in self._periodic:
+                thread.start()
             try:
                 return asyncio.run(self._watch())
             finally:
@@ -204,14 +213,9 @@ class Operator:
             return None  # still starting; Kubernetes' startup probe bounds that
         if not self._workers.alive():
             return "a worker thread has died"
-        if self._leadership is not None and not self._leadership.alive():
-            return "the lease thread has died"
-        if not self._resync.alive():
-            return "the resync thread has died"
-        if self._slo is not None and not self._slo.alive():
-            return "the SLO thread has died"
-        if not self._fleet.alive():
-            return "the thread of the fleet's switch has died"
+        for thread in [*self._periodic, *([self._lease] if self._lease is not None else [])]:
+            if not thread.alive():
+                return f"the {thread.name} thread has died"
         age_s = time.monotonic() - self._resync.last_s
         if age_s > 3 * self._arguments.resync + 60:
             return f"services were last listed {age_s:.0f} s ago"
@@ -359,14 +363,13 @@ class Operator:
 
     def _stop(self, engines: Engines) -> None:
         """Finish what is under way, then let another process lead."""
-        self._resync.stop()
-        if self._slo is not None:
-            self._slo.stop()
-        self._fleet.stop()
+        for thread in self._periodic:
+            thread.stop()
         if self._workers is not None:
             self._workers.stop(STOP_S)
-        if self._leadership is not None:
-            self._leadership.stop()
+        if self._lease is not None and self._leadership is not None:
+            self._lease.stop(LEASE_STOP_S)
+            self._leadership.hand_over()
         engines.close()
 
 

@@ -1,6 +1,6 @@
 """Looks at every service once in a while, whatever the watches say, and finds out when a watch has died.
 
-A thread of its own, started by `main`. Lists all services and runs; each service gets a look, spread over time. A change that
+`main` calls `turn` in a thread of its own, first after one period. Lists all services and runs; each service gets a look, spread over time. A change that
 the list shows and the watch has not delivered a while later means that the watch is dead although its process lives.
 """
 
@@ -47,8 +47,6 @@ class Resync:
         self._lock = threading.Lock()
         self._delivered: dict[Key, str] = {}  # resource version, by the watch
         self._suspects: dict[Key, tuple[str, float]] = {}  # resource version that the watch owes, since when
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="resync", daemon=True)
         self.last_s = now()
 
     def delivered(self, key: Key, resource_version: str) -> None:
@@ -95,25 +93,11 @@ class Resync:
         self.last_s = now
         self._on_done()
 
-    def start(self) -> None:
-        """Begin, one period from now."""
-        self._thread.start()
-
-    def alive(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread.is_alive()
-
-    def stop(self) -> None:
-        """End."""
-        self._stopping.set()
-        self._thread.join(5)
-
-    def _run(self) -> None:
-        pause_s = self._period_s
-        while not self._stopping.wait(pause_s):
-            try:
-                self.once(spread_s=self._period_s * _SPREAD)
-                pause_s = self._period_s
-            except KubeError as error:
-                logger.warning("resync failed", extra={"error": str(error)})
-                pause_s = min(RETRY_S, self._period_s)
+    def turn(self) -> float | None:
+        """As `once`, with looks spread over time → seconds to the next turn when it failed."""
+        try:
+            self.once(spread_s=self._period_s * _SPREAD)
+        except KubeError as error:
+            logger.warning("resync failed", extra={"error": str(error)})
+            return min(RETRY_S, self._period_s)
+        return None

@@ -1,6 +1,6 @@
 """Asks Prometheus how many requests met their targets, and says when a service's verdict has changed.
 
-A thread of its own, started by `main` when there is an address: one query for each length of window, whatever the number of services.
+`main` calls `turn` in a thread of its own when there is an address: one query for each length of window, whatever the number of services.
 Which Prometheus is the operator's configuration, so that no tenant names an address that the operator then calls. Nothing depends
 on it: while it is away, SLOMet is Unknown and says so.
 """
@@ -38,22 +38,13 @@ class PrometheusError(Exception):
 class SloWatch:
     """See the module. `notify` hears of services whose verdict changed."""
 
-    def __init__(
-        self,
-        url: str,
-        credentials: Path | None,
-        notify: Callable[[Key], None],
-        period_s: float = PERIOD_S,
-    ) -> None:
+    def __init__(self, url: str, credentials: Path | None, notify: Callable[[Key], None]) -> None:
         self._url = url.rstrip("/") + "/api/v1/query"
         self._credentials = credentials
         self._notify = notify
-        self._period_s = period_s
         self._lock = threading.Lock()
         self._wanted: dict[Key, Slo] = {}
         self._found: dict[Key, Attainment] = {}
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="slo", daemon=True)
 
     def about(self, key: Key, slo: Slo) -> Attainment:
         """The last verdict on a service; from now on it is asked for."""
@@ -83,23 +74,6 @@ class SloWatch:
             else:
                 found = {key: judge(wanted[key], counts.get(key, {})) for key in keys}
             self._take(found)
-
-    def start(self) -> None:
-        """Begin to ask."""
-        self._thread.start()
-
-    def alive(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread.is_alive()
-
-    def stop(self) -> None:
-        """End."""
-        self._stopping.set()
-        self._thread.join(5)
-
-    def _run(self) -> None:
-        while not self._stopping.wait(self._period_s):
-            self.turn()
 
     def _take(self, found: Mapping[Key, Attainment]) -> None:
         with self._lock:

@@ -86,12 +86,10 @@ def test_one_of_two_leads_and_stops_writing_before_the_other_may_take_over(
 def test_a_leader_that_ends_hands_over_at_once(kube: Kube, namespace: str) -> None:
     clock = Clock()
     first, second = pair(kube, namespace, clock)
-    first.start()
-    while not first.leading:
-        pass
+    first.turn()
     second.turn()
-    assert not second.leading
-    first.stop()
+    assert (first.leading, second.leading) == (True, False)
+    first.hand_over()
     second.turn()
     assert second.leading
 
