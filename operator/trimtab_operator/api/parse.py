@@ -13,7 +13,7 @@ from dataclasses import field, fields, is_dataclass
 from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from trimtab_operator.errors import Finding
+from trimtab_operator.errors import Finding, InvalidResource
 from trimtab_operator.quantities import format_duration, parse_bytes, parse_duration
 
 T = TypeVar("T")
@@ -83,6 +83,15 @@ def decode(cls: type[T], raw: object, path: str, errors: list[Finding]) -> T | N
     except TypeError as error:  # a field without default is missing
         errors.append(Finding(path, dict(raw), f"complete: {error}"))
         return None
+
+
+def read(cls: type[T], raw: object, path: str, what: str) -> T:
+    """As `decode`, but raises InvalidResource, which names `what`, with every finding."""
+    errors: list[Finding] = []
+    parsed = decode(cls, raw, path, errors)
+    if parsed is None:
+        raise InvalidResource(errors, what)
+    return parsed
 
 
 def _duration(value: object, where: str, metadata: Mapping[Any, Any], errors: list[Finding]) -> float | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from trimtab_operator.api.parse import decode, duration, encode
+from trimtab_operator.api.parse import decode, duration, encode, read
 from trimtab_operator.api.service import Metadata, Parameter, SecretKey
 from trimtab_operator.api.status import Condition
 from trimtab_operator.errors import Finding, InvalidResource
@@ -118,11 +118,7 @@ class RunStatus:
     @classmethod
     def from_json(cls, raw: object) -> RunStatus:
         """Inverse of `to_json`; raises InvalidResource."""
-        errors: list[Finding] = []
-        parsed = decode(cls, raw, "status", errors)
-        if parsed is None:
-            raise InvalidResource(errors, "the status")
-        return parsed
+        return read(cls, raw, "status", "the status")
 
 
 @dataclass(frozen=True, slots=True)

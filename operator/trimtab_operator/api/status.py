@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trimtab_operator.api.parse import decode, encode
-from trimtab_operator.errors import Finding, InvalidResource
+from trimtab_operator.api.parse import encode, read
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +49,7 @@ class Recommendation:
     @classmethod
     def from_json(cls, raw: object, path: str = "recommendation") -> Recommendation:
         """Inverse of `to_json`; raises InvalidResource."""
-        errors: list[Finding] = []
-        parsed = decode(cls, raw, path, errors)
-        if parsed is None:
-            raise InvalidResource(errors, "the recommendation")
-        return parsed
+        return read(cls, raw, path, "the recommendation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +152,7 @@ class ServiceStatus:
     @classmethod
     def from_json(cls, raw: object) -> ServiceStatus:
         """Inverse of `to_json`; raises InvalidResource."""
-        errors: list[Finding] = []
-        parsed = decode(cls, raw, "status", errors)
-        if parsed is None:
-            raise InvalidResource(errors, "the status")
-        return parsed
+        return read(cls, raw, "status", "the status")
 
     def condition(self, kind: str) -> Condition | None:
         """The condition of that type, or None."""
