@@ -259,6 +259,7 @@ class LocalService:
         self._serial += 1
         folder = self._state.replica_folder(name)
         shutil.rmtree(folder, ignore_errors=True)  # of an earlier operator: its log would mislead
+        self._state.delete_old_replicas(self.replicas)
         placement = Placement(
             live_config=str(self._state.live_file),
             port_file=str(port_file(folder)),

@@ -3,7 +3,7 @@
     lock                 held while an operator runs this service
     live/live.json       the live config that a (re)started replica comes up with
     state.json           generation numbers that were given away, the standing recommendation
-    replicas/NAME/       engine.log, ports.json
+    replicas/NAME/       engine.log, ports.json; of replicas that are gone the newest few
 
 Used by `main` and `reconcile`. Every file is replaced whole, so a reader never meets half of one.
 """
@@ -13,8 +13,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import IO, Any
+
+_KEPT = 5  # folders of replicas that are gone
 
 
 class StateDirInUse(Exception):
@@ -52,6 +56,13 @@ class StateDir:
     def replica_folder(self, name: str) -> Path:
         """Folder of one replica."""
         return self.folder / "replicas" / name
+
+    def delete_old_replicas(self, present: Collection[str]) -> None:
+        """Delete folders of replicas that are gone, but for the newest: their logs may still be asked for."""
+        gone = [folder for folder in self.folder.glob("replicas/*") if folder.name not in present]
+        gone.sort(key=lambda folder: folder.stat().st_mtime)
+        for folder in gone[:-_KEPT]:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def load_state(self) -> dict[str, Any]:
         """What `save_state` wrote last; empty at first, and when it was damaged from outside."""

@@ -73,6 +73,21 @@ def test_state_survives_and_belongs_to_one_operator(tmp_path: Path) -> None:
     again.close()
 
 
+def test_folders_of_replicas_that_are_gone_are_kept_for_a_while(tmp_path: Path) -> None:
+    state = StateDir(tmp_path)
+    for number in range(12):
+        folder = state.replica_folder(f"chat-{number}")
+        folder.mkdir(parents=True)
+        (folder / "engine.log").touch()
+        os.utime(folder, (number, number))
+    state.delete_old_replicas({"chat-0", "chat-11"})
+    left = {folder.name for folder in tmp_path.glob("replicas/*")}
+    assert left == {"chat-0", "chat-11", *(f"chat-{number}" for number in range(6, 11))}
+    state.delete_old_replicas({"chat-0", "chat-11"})
+    assert len(list(tmp_path.glob("replicas/*"))) == 7
+    state.close()
+
+
 def test_damaged_state_is_empty_not_fatal(tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text("{")
     state = StateDir(tmp_path)
