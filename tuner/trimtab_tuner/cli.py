@@ -21,6 +21,7 @@ COMMANDS = {
     "replay": "send a trace's requests to an OpenAI-compatible server and measure every token",
     "simulate": "the same on a simulated server: the engine's scheduler, modelled step times",
     "run": "tune a running service live, behind guardrails",
+    "work": "carry out one TuningRun of a cluster; what its Job does",
     "report": "turn replay results and tuning runs into one page with plots and a JSON twin",
     "trace": "look at, convert and make request traces",
 }

@@ -117,8 +117,11 @@ class LiveEvaluator:
         min_requests: int | None = None,
         wait_until_idle: bool = False,
         paused: Callable[[], Awaitable[str | None]] | None = None,
+        canary: bool = False,
     ) -> None:
         """`wait_until_idle`: the workload is all the traffic there is, so wash-out ends when nothing runs or waits.
+
+        `canary`: only some targets try a candidate, so those alone are read, and two runs never have the same requests.
 
         `min_requests`: below that a reading is Unknown (default: what `limits` asks for a verdict).
         """
@@ -133,12 +136,13 @@ class LiveEvaluator:
         self._min_requests = limits.min_requests if min_requests is None else min_requests
         self._wait_until_idle = wait_until_idle
         self._paused = paused
+        self._canary = canary
         self.max_age_s = max(10.0, 4 * source.interval_s)
 
     @property
     def same_requests(self) -> bool:
         """See `Workload.same_requests`."""
-        return self._workload.same_requests
+        return self._workload.same_requests and not self._canary
 
     async def evaluate(
         self,
@@ -238,6 +242,8 @@ class LiveEvaluator:
             window = window.since(
                 self._workload.began_s
             )  # without the requests that only prepared the workload
+        if self._canary and lease is not None:
+            window = window.only(readings.running(window, self._names, generation))
         if lease is not None and lease.lost and stop is None:
             stop = "unknown", lease.lost
         reading = readings.read(
@@ -291,6 +297,8 @@ class LiveEvaluator:
         if len(snapshots) < 2:
             return None
         window = Window(snapshots)
+        if self._canary:
+            window = window.only(readings.running(window, self._names, generation))
         now = readings.read(
             window, names=self._names, generation=generation, min_requests=0, max_age_s=self.max_age_s
         )

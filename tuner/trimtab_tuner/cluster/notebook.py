@@ -78,7 +78,9 @@ class Notebook:
             if row is None:
                 continue
             if row.state == "Running":
-                row.state, row.message = "Failed", REPLACED
+                # One that was measured before its confirmation began has its numbers.
+                row.state = "Failed" if row.requests is None else "Complete"
+                row.message = REPLACED
             trials.append(row)
         return cls(kube, namespace, run.name, run.uid, trials=sorted(trials, key=lambda row: row.number))
 

@@ -52,6 +52,7 @@ class RunTarget:
         self._generation: int | None = None  # of the candidate that was last in force
         self._asked_s = float("-inf")
         self._forbidden: str | None = None
+        self.halted = False  # what forbids a candidate is a halt, which ends
         self.trial: int | None = None  # number of the trial that the next candidate belongs to
         self.start: LiveConfig | None = None  # the incumbent that the run rests on
 
@@ -112,6 +113,7 @@ class RunTarget:
                 await self.run()
             except Unavailable:
                 return self._forbidden
+            self.halted = service.halted is not None
             self._forbidden = self._why_not(service, now)
         return self._forbidden
 

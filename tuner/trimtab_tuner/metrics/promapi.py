@@ -8,8 +8,11 @@ into 3.2. The moment of a sample is that of Prometheus' scrape (`timestamp()`), 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 import httpx
 
@@ -29,7 +32,8 @@ class PrometheusError(ServerError):
 class Prometheus:
     """A `MetricsSource` over the Prometheus HTTP API.
 
-    `selector` is a list of label matchers without braces (`namespace="chat",pod=~"chat-.*"`), empty for everything.
+    `selector` is a list of label matchers without braces (`namespace="chat",pod=~"chat-.*"`), empty for everything, or a function
+    that is asked for it before each query: pods come and go.
     `interval_s` is Prometheus' scrape interval for these targets.
     """
 
@@ -39,7 +43,7 @@ class Prometheus:
         url: str,
         names: Names,
         *,
-        selector: str = "",
+        selector: str | Callable[[], Awaitable[str]] = "",
         interval_s: float = 15.0,
         timeout_s: float = 10.0,
         now: Callable[[], float] = time.time,
@@ -47,7 +51,8 @@ class Prometheus:
         self._client = client
         self._url = url.rstrip("/")
         self._names = names
-        self._selector = selector.strip().strip("{}").strip().strip(",")
+        self._select = selector if callable(selector) else None
+        self._selector = "" if callable(selector) else _bare(selector)
         self._timeout_s = timeout_s
         self._now = now
         self.interval_s = interval_s
@@ -72,9 +77,11 @@ class Prometheus:
     async def _query_all(self) -> Snapshot:
         asked = self._now()
         try:
+            if self._select is not None:
+                self._selector = _bare(await self._select())
             vector = await self.instant(self._everything())
             stamps = await self.instant(f"timestamp({self._names.process_start}{{{self._selector}}})")
-        except PrometheusError as error:
+        except ServerError as error:
             return Snapshot(asked, (), ((self._url, str(error)),))
         taken = {_target(labels): value for labels, value in stamps}
         series: dict[str, dict[str, dict[Labels, float]]] = {}
@@ -103,6 +110,22 @@ class Prometheus:
     async def instant(self, query: str, at_s: float | None = None) -> list[tuple[Mapping[str, str], float]]:
         """One instant query → (labels, value) pairs. Raises PrometheusError."""
         form = {"query": query} if at_s is None else {"query": query, "time": repr(at_s)}
+        return [(item["metric"], float(item["value"][1])) for item in await self._ask(form)]
+
+    async def scrape_interval_s(self, look_back: str = "10m") -> float | None:
+        """How far apart the stored samples are; None while there are too few. Raises PrometheusError."""
+        if self._select is not None:
+            self._selector = _bare(await self._select())
+        query = f"{self._names.process_start}{{{self._selector}}}[{look_back}]"
+        gaps = [
+            float(later[0]) - float(earlier[0])
+            for item in await self._ask({"query": query})
+            for earlier, later in itertools.pairwise(item["values"])
+        ]
+        return round(statistics.median(gaps), 3) if gaps else None
+
+    async def _ask(self, form: Mapping[str, str]) -> list[dict[str, Any]]:
+        query = form["query"]
         try:
             answer = await self._client.post(f"{self._url}/api/v1/query", data=form, timeout=self._timeout_s)
             body = answer.json()
@@ -118,7 +141,12 @@ class Prometheus:
             )
         if body["status"] == "error":
             raise PrometheusError(f"{self._url}: {body.get('error')} (query {query[:200]})")
-        return [(item["metric"], float(item["value"][1])) for item in body["data"]["result"]]
+        found: list[dict[str, Any]] = body["data"]["result"]
+        return found
+
+
+def _bare(selector: str) -> str:
+    return selector.strip().strip("{}").strip().strip(",")
 
 
 def _target(labels: Mapping[str, str]) -> str:

@@ -159,6 +159,18 @@ def check(window: Window, *, names: Names, generation: int | None, max_age_s: fl
     return None
 
 
+def running(window: Window, names: Names, generation: int) -> frozenset[str]:
+    """Targets that ran this generation at some sample after the first: those that try a candidate."""
+    if names.generation is None:
+        return window.targets
+    return frozenset(
+        sample.target
+        for snapshot in window.snapshots[1:]
+        for sample in snapshot.samples
+        if generation in sample.series.get(names.generation, {}).values()
+    )
+
+
 def counts(window: Window, names: Names, generation: int) -> dict[tuple[str, str], SloCount] | Unknown:
     """Requests judged in the window under one generation, by (class, slo)."""
     if names.slo_requests is None:

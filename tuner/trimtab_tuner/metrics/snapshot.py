@@ -8,6 +8,7 @@ restarted is remembered: whoever reads the window decides that it is void.
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -108,6 +109,15 @@ class Window:
         """From the last snapshot taken no later than `start_s` on."""
         index = max((i for i, s in enumerate(self.snapshots) if s.taken_s <= start_s + 1e-9), default=0)
         return Window(self.snapshots[index:])
+
+    def only(self, targets: frozenset[str]) -> Window:
+        """The samples of these targets alone."""
+        return Window(
+            [
+                dataclasses.replace(s, samples=tuple(x for x in s.samples if x.target in targets))
+                for s in self.snapshots
+            ]
+        )
 
     def restarts(self) -> tuple[str, ...]:
         """Targets whose process started anew inside the window."""

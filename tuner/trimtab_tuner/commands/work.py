@@ -1,0 +1,87 @@
+"""Carry out one TuningRun of a cluster: what the operator's Job for a run does.
+
+  trimtab-tuner work --namespace chat --run try
+  trimtab-tuner work --namespace chat --run try --prometheus http://prometheus:9090 --kubeconfig ~/.kube/config
+
+Everything else is said by the run and by the service that it names. Candidates and results go into the run's status; the operator
+puts them in force. Started again, it goes on with the trials that the status has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+from trimtab_tuner.cluster import kube, records, worker
+from trimtab_tuner.errors import TunerError
+from trimtab_tuner.run_view import RunView
+
+API_KEY_VARIABLE = "TRIMTAB_API_KEY"
+TERMINATION_LOG = Path("/dev/termination-log")
+STOPPED = 128 + signal.SIGTERM
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare flags."""
+    parser.add_argument("--namespace", required=True, metavar="NAME", help="of the run and its service")
+    parser.add_argument("--run", required=True, metavar="NAME", help="the TuningRun")
+    parser.add_argument(
+        "--prometheus", metavar="URL", help="read metrics there (default: scrape the service's pods)"
+    )
+    parser.add_argument(
+        "--tokens", metavar="FILE", help="read tokens by pod UID, for evaluators that need workload records"
+    )
+    parser.add_argument("--trace", metavar="FILE", help="the trace of spec.workload.traceRef")
+    parser.add_argument(
+        "--kubeconfig", metavar="FILE", help="how to reach the cluster (default: the pod's ServiceAccount)"
+    )
+    parser.epilog = (
+        f"The service's API key for a replay is read from the environment variable {API_KEY_VARIABLE}."
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Carry it out. Exit status 0: a result is in the run's status, or nothing was left to do; 143: stopped by SIGTERM."""
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="  %(levelname)s %(message)s")
+    try:
+        orders = worker.Orders(
+            args.namespace,
+            args.run,
+            prometheus=args.prometheus,
+            trace=None if args.trace is None else Path(args.trace),
+            tokens=records.load_tokens(None if args.tokens is None else Path(args.tokens)),
+            api_key=os.environ.get(API_KEY_VARIABLE) or None,
+        )
+        with RunView() as view:
+            said = asyncio.run(_until_stopped(kube.connect(args.kubeconfig), orders, view))
+    except TunerError as error:
+        _last_words(str(error))
+        raise
+    if said is None:
+        _last_words("stopped by SIGTERM")
+        return STOPPED
+    print(f"  {said}", file=sys.stderr)
+    return 0
+
+
+async def _until_stopped(api: kube.Kube, orders: worker.Orders, view: RunView) -> str | None:
+    """None when SIGTERM came first; the candidate is given back before that is said."""
+    task = asyncio.ensure_future(worker.work(api, orders, view))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        return None
+
+
+def _last_words(text: str) -> None:
+    """The termination message of the container, where there is one: its last line is the cause."""
+    with contextlib.suppress(OSError):
+        if TERMINATION_LOG.exists():
+            TERMINATION_LOG.write_text(text.replace("\n", " ") + "\n")
