@@ -27,7 +27,7 @@ from trimtab_tuner.metrics.reading import Block, Reading
 from trimtab_tuner.space import Knob
 from trimtab_tuner.steptime import StepTime
 from trimtab_tuner.study import Study, Values
-from trimtab_tuner.target import ServiceTarget, TargetRefused
+from trimtab_tuner.target import Promotion, Readback, TargetRefused
 from trimtab_tuner.trial import Decision, Role, Trial
 
 MAX_REFUSALS = 10
@@ -84,9 +84,13 @@ class RunResult:
     def to_json(self) -> dict[str, object]:
         """The run's part of the result document; `result_document` adds provenance."""
         rows = [trial.to_json() for trial in self.trials]
-        before = next((row for row in rows if row["role"] == "incumbent"), None)
-        confirmed = [r for r in rows if r["role"] == "confirm" and r["config"] == self.after.to_json()]
         kept = self.outcome not in ("Applied", "Recommended")
+        confirming = [row for row in rows if row["role"] == "confirm"]
+        # The incumbent as it was measured beside the candidate, where it was: on other requests than at first.
+        incumbent = [row for row in rows if row["role"] == "incumbent"][:1]
+        incumbent += [row for row in confirming if row["config"] == self.before.to_json() and not kept]
+        before = incumbent[-1] if incumbent else None
+        confirmed = [row for row in confirming if row["config"] == self.after.to_json()]
         return {
             "trials": rows,
             "before": before,
@@ -101,6 +105,16 @@ class RunResult:
                 "comparison": self.comparison.to_json() if self.comparison else None,
             },
         }
+
+
+class Service(Protocol):
+    """What a run itself asks of the service; candidates are the evaluator's business. Every `target.ServiceTarget` is one."""
+
+    async def read(self) -> Readback:
+        """What is in force now."""
+
+    async def promote(self, config: LiveConfig) -> Promotion:
+        """Make `config` the incumbent, or the recommendation."""
 
 
 class View(Protocol):
@@ -122,7 +136,7 @@ class TuningRun:
     def __init__(
         self,
         *,
-        target: ServiceTarget,
+        target: Service,
         evaluator: Evaluator,
         make_study: Callable[[Sequence[Knob]], Study],
         make_space: Callable[[LiveConfig], tuple[Knob, ...]],
@@ -135,14 +149,25 @@ class TuningRun:
         begins: Callable[[Role, LiveConfig | None], None] = lambda role, config: None,
         earlier: Sequence[Known] = (),
         now: Callable[[], float] = time.monotonic,
+        confirmer: Evaluator | None = None,
+        doubt: Callable[[LiveConfig], Awaitable[str | None]] | None = None,
+        caveat: str = "",
     ) -> None:
         """`keep` stores the raw samples of a trial; `begins` hears of a measurement before anything is changed for it; `earlier`
-        counts as tried; `now` is a clock in seconds."""
+        counts as tried; `now` is a clock in seconds.
+
+        `confirmer` measures in place of `evaluator` once the best candidate is known, on requests of its own: where measuring a
+        config again would only repeat what is known. `doubt` is asked of a confirmed candidate: why it is not taken all
+        the same, or None. `caveat` is said with every verdict.
+        """
         self._begins = begins
         self._earlier = earlier
         self._keep = keep
         self._target = target
         self._evaluator = evaluator
+        self._confirmer = evaluator if confirmer is None else confirmer
+        self._doubt = doubt
+        self._caveat = caveat
         self._make_study = make_study
         self._make_space = make_space
         self._limits = limits
@@ -342,13 +367,15 @@ class TuningRun:
 
     async def _confirm(self, best: _Best, baseline: Measurement, before: LiveConfig) -> RunResult:
         config = best.config
-        incumbent: list[Block] = list(baseline.blocks) if self._evaluator.same_requests else []
+        # Whether what the incumbent did to the same requests is known.
+        again = self._confirmer is self._evaluator and self._evaluator.same_requests
+        incumbent: list[Block] = list(baseline.blocks) if again else []
         candidate: list[Block] = []
         comparison: Comparison | None = None
         rounds = self._options.confirm_rounds if self._evaluator.same_requests else self._options.pairs
         done = lost = 0
         while done < rounds or self._too_few(comparison):
-            fresh = done > 0 or not self._evaluator.same_requests
+            fresh = done > 0 or not again
             if done + lost > 0 and not self._time_for(2 if fresh else 1):
                 break
             arms: list[LiveConfig | None] = [None, config] if fresh else [config]
@@ -400,6 +427,8 @@ class TuningRun:
             return self._finish(
                 "Kept", f"{comparison.verdict}: {comparison.reason}", before, before, comparison
             )
+        if self._doubt is not None and (why := await self._doubt(config)):
+            return self._finish("Kept", f"{comparison.reason}, but {why}", before, before, comparison)
         if not self._options.apply:
             return self._finish("Recommended", comparison.reason, before, config, comparison)
         promotion = await self._target.promote(config)
@@ -428,7 +457,8 @@ class TuningRun:
         label = "incumbent" if config is None else space.describe(config, self._before)
         self._begins(role, config)
         on_progress = self._view.begin(label, number + 1, max(self._options.max_trials, number + 1))
-        measurement = await self._evaluator.evaluate(config, baseline=baseline, on_progress=on_progress)
+        evaluator = self._confirmer if role == "confirm" else self._evaluator
+        measurement = await evaluator.evaluate(config, baseline=baseline, on_progress=on_progress)
         self._longest_s = max(self._longest_s, self._now() - began)
         trial = self._judge(number, role, config, measurement, baseline)
         self._trials.append(trial)
@@ -481,6 +511,7 @@ class TuningRun:
         comparison: Comparison | None = None,
         generation: int | None = None,
     ) -> RunResult:
+        reason = f"{reason}; {self._caveat}" if self._caveat else reason
         self._audit.write(
             "end", outcome=outcome, reason=reason, config=after.to_json(), generation=generation
         )

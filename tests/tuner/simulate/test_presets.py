@@ -7,7 +7,7 @@ import pytest
 
 from trimtab_engine.core.step_time import StepFeatures
 from trimtab_tuner.errors import InputError
-from trimtab_tuner.simulate.cost import load_step_time
+from trimtab_tuner.simulate.cost import load_step_model
 from trimtab_tuner.simulate.presets import DEVICES, NAMES, SHAPES, kv_blocks, preset, roofline
 
 
@@ -91,7 +91,8 @@ def test_a_model_file_is_read_alone_and_as_the_engine_answers(tmp_path: Path) ->
     plain, answered = tmp_path / "a.json", tmp_path / "b.json"
     plain.write_text(json.dumps(model.to_json()))
     answered.write_text(json.dumps({"model": model.to_json(), "score": {"num_steps": 3}}))
-    assert load_step_time(str(plain)) == load_step_time(str(answered)) == model
+    assert load_step_model(str(plain)).model == load_step_model(str(answered)).model == model
+    assert (load_step_model(str(plain)).num_steps, load_step_model(str(answered)).num_steps) == (None, 3)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"model": null}', '{"format": 1, "coefficients": {}}'])
@@ -99,4 +100,4 @@ def test_a_file_that_is_no_model_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "bad.json"
     path.write_text(text)
     with pytest.raises(InputError, match=r"bad\.json"):
-        load_step_time(str(path))
+        load_step_model(str(path))

@@ -16,7 +16,7 @@ from support.local_operator import LocalOperator, service_resource
 from support.study_runs import Simulated, tune
 from trimtab_tuner import guardrails
 from trimtab_tuner.audit import Audit
-from trimtab_tuner.commands.run import allowed_search
+from trimtab_tuner.commands.options import allowed_search
 from trimtab_tuner.lease import Lease
 from trimtab_tuner.metrics import reading as readings
 from trimtab_tuner.metrics.names import TRIMTAB

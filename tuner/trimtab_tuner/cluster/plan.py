@@ -49,6 +49,9 @@ class Plan:
     limits: Limits
     options: RunOptions
     touches_engines: bool = True
+    confirmer: Evaluator | None = None  # these three: see `run.TuningRun`
+    doubt: Callable[[LiveConfig], Awaitable[str | None]] | None = None
+    caveat: str = ""
     facts: Mapping[str, object] = field(default_factory=dict)  # for the log: what is measured with
 
 

@@ -1,9 +1,14 @@
-"""Flags that several subcommands share: choosing, cutting and scaling a trace, latency targets. Knows no server."""
+"""Flags that several subcommands share: choosing, cutting and scaling a trace, latency targets, what to search. Knows no server."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
+from trimtab_engine.core.live import POLICIES
+from trimtab_tuner import space
 from trimtab_tuner import trace as traces
 from trimtab_tuner.errors import InputError
 from trimtab_tuner.slo import Slo
@@ -118,3 +123,77 @@ def slo(args: argparse.Namespace, served: Slo | None = None) -> Slo:
         standard.itl_s if args.slo_itl is None else parse_duration_s(args.slo_itl, "--slo-itl"),
         classes,
     )
+
+
+def add_search_options(group: argparse._ArgumentGroup, *, max_trials: int = 5) -> None:
+    """Flags that say what is searched, and how far; `max_trials` is the default."""
+    group.add_argument(
+        "--max-trials",
+        type=int,
+        default=max_trials,
+        metavar="N",
+        help=f"measurements at most, the incumbent's and the confirmation included (default {max_trials})",
+    )
+    group.add_argument("--time-limit", metavar="TIME", help="begin nothing that would end later than this")
+    group.add_argument(
+        "--parameters",
+        metavar="KNOBS",
+        help=f"separated by commas: {', '.join(space.WHY)} (default: what the service allows, else the first two)",
+    )
+    group.add_argument(
+        "--bounds",
+        action="append",
+        default=[],
+        metavar="KNOB=LOW:HIGH",
+        help="bounds of a knob within the ceilings; repeatable",
+    )
+    group.add_argument("--tile", type=int, default=16, help="budgets are multiples of this (default 16)")
+    group.add_argument("--storage", help="Optuna journal file or database URL, to go on with a study later")
+    group.add_argument(
+        "--confirm-rounds",
+        type=int,
+        default=1,
+        metavar="N",
+        help="replays: further rounds while inconclusive, two measurements each (default 1)",
+    )
+
+
+def allowed_search(
+    status: Mapping[str, Any], parameters: str | None, bound_texts: list[str]
+) -> tuple[tuple[str, ...], dict[str, tuple[int, int]], tuple[str, ...]]:
+    """Knobs, bounds and policies: flags first, then what the operator says the service's owner allows, then defaults."""
+    tuning = status.get("tuning") or {}
+    allowed = {p["name"]: p for p in tuning.get("parameters", ()) if p.get("name") in space.WHY}
+    knobs = tuple(filter(None, (k.strip() for k in (parameters or "").split(","))))
+    knobs = knobs or tuple(name for name in space.WHY if name in allowed) or space.DEFAULT_KNOBS
+    bounds = {
+        name: (int(p["min"]), int(p["max"]))
+        for name, p in allowed.items()
+        if name in knobs and p.get("min") is not None and p.get("max") is not None
+    }
+    bounds.update(_bounds(bound_texts))
+    choices = (allowed.get("scheduling_policy") or {}).get("choices")
+    return knobs, bounds, tuple(choices) if choices else POLICIES
+
+
+def _bounds(texts: list[str]) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+    for text in texts:
+        name, _, between = text.partition("=")
+        low, _, high = between.partition(":")
+        if not (low.isdigit() and high.isdigit()):
+            raise InputError("--bounds", text, "KNOB=LOW:HIGH such as max_num_batched_tokens=64:2048")
+        found[name] = (int(low), int(high))
+    return found
+
+
+def folder(out: str | None) -> Path | None:
+    """`--out` as a folder, made if it is not there. Raises InputError."""
+    if out is None:
+        return None
+    path = Path(out)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError("--out", out, f"a folder that can be made ({error.strerror})") from None
+    return path

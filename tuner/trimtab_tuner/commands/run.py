@@ -28,7 +28,7 @@ from typing import Any
 
 import httpx
 
-from trimtab_engine.core.live import POLICIES, LiveConfig
+from trimtab_engine.core.live import LiveConfig
 from trimtab_tuner import guardrails, space
 from trimtab_tuner.audit import Audit, plain
 from trimtab_tuner.errors import InputError, ServerError
@@ -47,7 +47,7 @@ from trimtab_tuner.target import Readback, Target
 from trimtab_tuner.units import parse_duration_s
 from trimtab_tuner.workload import ReplayWorkload
 
-from .options import add_trace_options, load_trace
+from .options import add_search_options, add_trace_options, allowed_search, folder, load_trace
 
 TOKEN_VARIABLE = "TRIMTAB_ADMIN_TOKEN"
 # A replay is paired request by request, so fewer decide than in live traffic.
@@ -89,36 +89,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--runtime", choices=sorted(RUNTIMES), default="trimtab", help="whose metric names (default trimtab)"
     )
     search = parser.add_argument_group("the search")
-    search.add_argument(
-        "--max-trials",
-        type=int,
-        default=5,
-        metavar="N",
-        help="measurements at most, the incumbent's and the confirmation included (default 5)",
-    )
-    search.add_argument("--time-limit", metavar="TIME", help="begin nothing that would end later than this")
-    search.add_argument(
-        "--parameters",
-        metavar="KNOBS",
-        help=f"separated by commas: {', '.join(space.WHY)} (default: what the service allows, else the first two)",
-    )
-    search.add_argument(
-        "--bounds",
-        action="append",
-        default=[],
-        metavar="KNOB=LOW:HIGH",
-        help="bounds of a knob within the ceilings; repeatable",
-    )
-    search.add_argument("--tile", type=int, default=16, help="budgets are multiples of this (default 16)")
+    add_search_options(search)
     search.add_argument("--seed", type=int, default=0, help="of the search and of drawn arrivals (default 0)")
-    search.add_argument("--storage", help="Optuna journal file or database URL, to go on with a study later")
-    search.add_argument(
-        "--confirm-rounds",
-        type=int,
-        default=1,
-        metavar="N",
-        help="replays: further rounds while inconclusive, two measurements each (default 1)",
-    )
     search.add_argument(
         "--pairs",
         type=int,
@@ -172,7 +144,7 @@ def main(args: argparse.Namespace) -> int:
     """Tune. Exit status 0: a verdict was reached (kept or changed); 1: unknown or paused; 130: stopped."""
     limits, options = limits_of(args), options_of(args)
     check_storage(args.storage)
-    out = _folder(args.out)
+    out = folder(args.out)
     with RunView() as view:
         result, meta = asyncio.run(_with_signals(_run(args, limits, options, out, view)))
     document = plain(result_document(result, meta))
@@ -352,46 +324,6 @@ def _workload(
         options=ReplayOptions(model=args.model, api_key=key),
         out_dir=out,
     )
-
-
-def allowed_search(
-    status: Mapping[str, Any], parameters: str | None, bound_texts: list[str]
-) -> tuple[tuple[str, ...], dict[str, tuple[int, int]], tuple[str, ...]]:
-    """Knobs, bounds and policies: flags first, then what the operator says the service's owner allows, then defaults."""
-    tuning = status.get("tuning") or {}
-    allowed = {p["name"]: p for p in tuning.get("parameters", ()) if p.get("name") in space.WHY}
-    knobs = tuple(filter(None, (k.strip() for k in (parameters or "").split(","))))
-    knobs = knobs or tuple(name for name in space.WHY if name in allowed) or space.DEFAULT_KNOBS
-    bounds = {
-        name: (int(p["min"]), int(p["max"]))
-        for name, p in allowed.items()
-        if name in knobs and p.get("min") is not None and p.get("max") is not None
-    }
-    bounds.update(_bounds(bound_texts))
-    choices = (allowed.get("scheduling_policy") or {}).get("choices")
-    return knobs, bounds, tuple(choices) if choices else POLICIES
-
-
-def _bounds(texts: list[str]) -> dict[str, tuple[int, int]]:
-    found: dict[str, tuple[int, int]] = {}
-    for text in texts:
-        name, _, between = text.partition("=")
-        low, _, high = between.partition(":")
-        if not (low.isdigit() and high.isdigit()):
-            raise InputError("--bounds", text, "KNOB=LOW:HIGH such as max_num_batched_tokens=64:2048")
-        found[name] = (int(low), int(high))
-    return found
-
-
-def _folder(out: str | None) -> Path | None:
-    if out is None:
-        return None
-    path = Path(out)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError("--out", out, f"a folder that can be made ({error.strerror})") from None
-    return path
 
 
 def _token(path: str | None) -> str | None:

@@ -3,9 +3,12 @@
   trimtab-tuner simulate --preset a100-80gb/mistral-7b --trace TRACE.csv --mode poisson --budget 512 --out b512.json
   trimtab-tuner simulate --cost step_model.json --num-blocks 2000 --trace examples/traces/mixed_bursty.jsonl --policy priority
   trimtab-tuner report before=b2048.json after=b512.json --out report.html
+  trimtab-tuner simulate --cost step_model.json --num-blocks 2000 --trace recorded.jsonl --budget 2048 --search --out tuned
 
 Step times come from an engine's own fit (--cost, the JSON of /admin/step-model) or from a data-sheet estimate (--preset). Results
 have the form of a replay's, so tables and reports work on both. --chrome-trace shows every step in ui.perfetto.dev.
+With --search the server's flags are where a tuning run starts: it tries other configs on the trace and recommends what it
+could confirm, as `trimtab-tuner run` does on a running service.
 """
 
 from __future__ import annotations
@@ -18,11 +21,10 @@ from pathlib import Path
 from rich.console import Console
 
 from trimtab_engine.core.live import POLICIES, Ceilings, LiveConfig
-from trimtab_engine.core.step_time import StepTimeModel
 from trimtab_engine.errors import ConfigError
 from trimtab_tuner.arrivals import parse_mode
 from trimtab_tuner.errors import InputError
-from trimtab_tuner.simulate.cost import load_step_time
+from trimtab_tuner.simulate.cost import StepModel, load_step_model
 from trimtab_tuner.simulate.fleet import ROUTINGS
 from trimtab_tuner.simulate.presets import NAMES, preset
 from trimtab_tuner.simulate.simulate import Server, live_slo, simulate
@@ -32,7 +34,7 @@ from trimtab_tuner.stats import summarise
 from trimtab_tuner.tables import summary_table
 from trimtab_tuner.units import parse_duration_s
 
-from .options import add_slo_options, add_trace_options, load_trace, slo
+from .options import add_search_options, add_slo_options, add_trace_options, load_trace, slo
 
 _LIVE = LiveConfig()
 # With --cost alone the length of requests is bounded by the KV pool only.
@@ -50,7 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="arrivals: recorded (default), uniform, poisson or gamma:CV; same mean rate",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of drawn arrivals (default 0)")
-    parser.add_argument("--out", metavar="FILE", help="write samples and summary here (JSON; .json.gz)")
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="write samples and summary here (JSON; .json.gz); with --search a folder for result.json and audit.jsonl",
+    )
     parser.add_argument(
         "--chrome-trace", metavar="FILE", help="write every step for chrome://tracing or ui.perfetto.dev"
     )
@@ -120,12 +126,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--routing", default="least-loaded", help=f"{' or '.join(ROUTINGS)} (default least-loaded)"
     )
+    tuning = parser.add_argument_group("the search (with --search; the server's flags are the incumbent)")
+    tuning.add_argument("--search", action="store_true", help="tune: try other configs on the same requests")
+    add_search_options(tuning, max_trials=20)
+    tuning.add_argument(
+        "--min-requests",
+        type=int,
+        default=40,
+        metavar="N",
+        help="judged in each arm before a verdict; the trace needs twice as many (default 40)",
+    )
+    tuning.add_argument(
+        "--step-share",
+        type=float,
+        default=0.9,
+        metavar="SHARE",
+        help="of the ITL target that a full step may take (default 0.9)",
+    )
+    tuning.add_argument("--blocks", type=int, default=12, metavar="N", help="time blocks (default 12)")
+    tuning.add_argument("--json", action="store_true", help="print the result document to stdout")
 
 
 def main(args: argparse.Namespace) -> int:
     """Simulate, print the table, write the files."""
     mode, targets = parse_mode(args.mode), slo(args)
     model, server = _server(args, targets)
+    if args.search:
+        from . import search  # which loads optuna
+
+        return search.main(args, mode, model, server)
     trace = load_trace(args.trace, args)
     for flag, path in (("--out", args.out), ("--chrome-trace", args.chrome_trace)):
         if path is not None and not Path(path).resolve().parent.is_dir():
@@ -134,7 +163,7 @@ def main(args: argparse.Namespace) -> int:
     begun = time.perf_counter()
     simulation = simulate(
         trace,
-        model,
+        model.model,
         server,
         slo=targets,
         mode=mode,
@@ -142,7 +171,7 @@ def main(args: argparse.Namespace) -> int:
         replicas=args.replicas,
         routing=args.routing,
         observer=chrome,
-        meta={"step_time": model.to_json()},
+        meta={"step_time": model.model.to_json()},
     )
     wall_s = max(time.perf_counter() - begun, 1e-9)
     result = simulation.result
@@ -171,19 +200,19 @@ def main(args: argparse.Namespace) -> int:
     return 1 if summary.n_failed else 0
 
 
-def _server(args: argparse.Namespace, targets: Slo) -> tuple[StepTimeModel, Server]:
+def _server(args: argparse.Namespace, targets: Slo) -> tuple[StepModel, Server]:
     if (args.cost is None) == (args.preset is None):
         raise InputError("--cost/--preset", args.preset, "exactly one of the two")
     num_blocks, max_model_len, block_size = args.num_blocks, args.max_model_len, args.block_size
     if args.preset is not None:
         known = preset(args.preset)
-        model, name = known.model, known.name
+        model, name = StepModel(known.model, f"the data sheet of {known.name}", fitted=False), known.name
         num_blocks = (
             known.num_blocks * known.block_size // max(1, block_size) if num_blocks is None else num_blocks
         )
         max_model_len = known.max_model_len if max_model_len is None else max_model_len
     else:
-        model, name = load_step_time(args.cost), args.cost
+        model, name = load_step_model(args.cost), args.cost
         if num_blocks is None:
             raise InputError(
                 "--num-blocks", None, "how many KV blocks that server has (it is in /admin/info)"

@@ -7,7 +7,7 @@ the same: it is replayed with the `max_tokens` it had asked for, or left out, co
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
 from trimtab_tuner.errors import TraceError
@@ -37,10 +37,11 @@ def rows(path: str, file: IO[str]) -> Iterator[Row]:
         for record in records if isinstance(records, list) else [value]:
             if not isinstance(record, dict):
                 raise TraceError(path, line, record, "records that are JSON objects")
-            yield _row(path, line, record, block_size)
+            yield row(path, line, record, block_size)
 
 
-def _row(path: str, line: int, value: dict[str, Any], block_size: object) -> Row:
+def row(path: str, line: int, value: Mapping[str, Any], block_size: object) -> Row:
+    """One record; `path` and `line` name it in errors. `block_size`: of prefix ids that come without one."""
     missing = [key for key in KEYS if key not in value]
     if missing:
         raise TraceError(

@@ -41,6 +41,11 @@ def router(routing: str) -> Callable[[int, Sequence[Replica]], Replica]:
     raise InputError("--routing", routing, f"one of {', '.join(ROUTINGS)}")
 
 
+def placed(placement: Sequence[int]) -> Callable[[int, Sequence[Replica]], Replica]:
+    """Request number n goes to replica `placement[n]`, as it was recorded."""
+    return lambda number, replicas: replicas[placement[number]]
+
+
 @dataclass(frozen=True, slots=True)
 class Delays:
     """What the way through the HTTP process and the network adds, in seconds, the same for every request and token."""
@@ -60,11 +65,15 @@ class Fleet:
         routing: str,
         delays: Delays,
         stop_rule: StopRule | None = None,
+        placement: Sequence[int] | None = None,
+        on_progress: Callable[[float], None] | None = None,
     ) -> None:
+        """`placement`: the replica of each request, in place of a routing. `on_progress`: see `simulate`."""
         self._trace = trace
         self._tokens = tokens
         self._replicas = replicas
-        self._route = router(routing)
+        self._route = router(routing) if placement is None else placed(placement)
+        self._on_progress = on_progress
         self._delays = delays
         self._stop_rule = stop_rule
         self._queue = EventQueue()
@@ -96,6 +105,8 @@ class Fleet:
                 self._arrive(number, now)
                 if rule is not None:
                     rule.arrived(self._arrivals_s, now)
+            if self._on_progress is not None:
+                self._on_progress(self._next_arrival / len(self._arrivals_s))
             if rule is not None and rule.broken:
                 self.stopped = True
                 return

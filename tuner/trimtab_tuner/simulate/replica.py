@@ -18,6 +18,7 @@ from trimtab_tuner.result import RequestResult
 
 from .cost import StepCost
 from .stop_rule import StopRule
+from .tally import Tally
 from .tokens import output_token
 
 # Steps planned ahead at most in one go; bounds the work that is thrown away when memory runs short.
@@ -55,6 +56,7 @@ class Replica:
         observer: StepObserver | None = None,
         stop_rule: StopRule | None = None,
         swap_block_s: float = 0.0,
+        tally: Tally | None = None,
     ) -> None:
         self.number = number
         self.scheduler = scheduler
@@ -63,6 +65,7 @@ class Replica:
         self.num_steps = 0
         self.num_skipped = 0
         self.busy_s = 0.0
+        self.tally = tally
         self.num_swapped_out = self.num_swapped_in = 0  # blocks
         self._cost = cost
         self._executor = executor
@@ -95,6 +98,8 @@ class Replica:
         seconds = self._cost.predict(features_of(step)) + copies_s
         self.num_steps += 1
         self.busy_s += seconds
+        if self.tally is not None:
+            self.tally.step(step, self.scheduler.stats, now, seconds)
         if self._stop_rule is not None:
             for request in step.admitted:
                 if request.num_preemptions == 0:
@@ -129,6 +134,10 @@ class Replica:
                 _close(request, result, now)
         if self._observer is not None and events:
             self._observer.on_events(self.number, events, now)
+        for event in events:
+            if event.finished:
+                # Nobody asks for them any more, and thousands of long prompts would fill the memory.
+                event.request.token_ids, event.request.block_hashes = [], []
 
     def _skip(self, now: float, quiet_until_s: float) -> float:
         """Run the steady steps that end before `quiet_until_s` in one go; returns when the last of them ends."""
@@ -158,6 +167,9 @@ class Replica:
         self.num_steps += done
         self.num_skipped += done
         self.busy_s += ends[-1] - now
+        if self.tally is not None:
+            budget, kv = self.scheduler.live.max_num_batched_tokens, self.scheduler.stats.kv_used_fraction
+            self.tally.decodes(rows, budget, kv, now, done, ends[-1] - now)
         return ends[-1]
 
     def _count_late(self, times: list[list[float]], ends: list[float]) -> None:

@@ -7,7 +7,7 @@ nothing but the arrivals: the same (trace, mode, seed, cost, server) gives the s
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
@@ -28,6 +28,7 @@ from .cost import ScatteredCost, StepCost
 from .fleet import Delays, Fleet
 from .replica import Replica, StepObserver
 from .stop_rule import StopRule
+from .tally import Tally
 from .tokens import SyntheticTokens
 
 
@@ -80,6 +81,7 @@ class Simulation:
 
     result: ReplayResult
     scheduling_delays_s: list[float | None]  # first scheduled - arrival; None: never scheduled
+    num_preemptions: list[int]
     stats: tuple[SchedulerStats, ...]  # per replica, at the end
     num_steps: int
     num_skipped: int  # of those, done many at a time
@@ -87,6 +89,7 @@ class Simulation:
     num_swapped_out: int  # KV blocks copied to CPU memory
     num_swapped_in: int  # and back; blocks that were still cached are not
     stopped: bool  # the stop rule was broken
+    tallies: tuple[Tally, ...] = ()  # per replica, when asked for
 
 
 def simulate(
@@ -99,6 +102,9 @@ def simulate(
     seed: int = 0,
     replicas: int = 1,
     routing: str = "least-loaded",
+    placement: Sequence[int] | None = None,
+    tally_from_s: float | None = None,
+    on_progress: Callable[[float], None] | None = None,
     observer: StepObserver | None = None,
     stop_rule: StopRule | None = None,
     skip_ahead: bool = True,
@@ -106,11 +112,16 @@ def simulate(
 ) -> Simulation:
     """Simulate until every request has ended. Raises InputError for a wrong mode, routing or number of replicas.
 
+    `placement` names the replica of each request, instead of a routing. `tally_from_s`: count the steps that begin from then on.
+    `on_progress` gets the share of requests that have arrived, at every event; what it raises ends the simulation and comes out here.
     A request that can never run is a failed request of the result, as it would be for a server. `skip_ahead` changes how
     long this takes, never what comes out.
     """
     if replicas < 1:
         raise InputError("--replicas", replicas, "at least 1")
+    if placement is not None:
+        assert len(placement) == len(trace), "a replica for each request"
+        assert all(0 <= at < replicas for at in placement), "one of the replicas"
     mode = parse_mode(mode) if isinstance(mode, str) else mode
     timed = retime(trace, mode, seed)
     tokens = SyntheticTokens(timed)
@@ -126,10 +137,11 @@ def simulate(
             observer=observer,
             stop_rule=stop_rule,
             swap_block_s=server.swap_block_s,
+            tally=None if tally_from_s is None else Tally(tally_from_s),
         )
         for number in range(replicas)
     ]
-    fleet = Fleet(timed, tokens, engines, routing, server.delays, stop_rule)
+    fleet = Fleet(timed, tokens, engines, routing, server.delays, stop_rule, placement, on_progress)
     fleet.run()
     fleet.settle()
     ends = tuple(engine.scheduler.stats for engine in engines)
@@ -152,7 +164,7 @@ def simulate(
         "interrupted": fleet.stopped,
         "simulated": True,
         "replicas": replicas,
-        "routing": routing,
+        "routing": routing if placement is None else "as recorded",
         "prefill_first": server.prefill_first,
         "shed_late": server.shed_late,
         "fair_tenants": server.fair_tenants,
@@ -181,6 +193,7 @@ def simulate(
             None if request.first_scheduled_s is None else request.first_scheduled_s - request.arrival_s
             for request in fleet.requests
         ],
+        num_preemptions=[request.num_preemptions for request in fleet.requests],
         stats=ends,
         num_steps=sum(engine.num_steps for engine in engines),
         num_skipped=sum(engine.num_skipped for engine in engines),
@@ -188,6 +201,7 @@ def simulate(
         num_swapped_out=swapped_out,
         num_swapped_in=swapped_in,
         stopped=fleet.stopped,
+        tallies=tuple(engine.tally for engine in engines if engine.tally is not None),
     )
 
 
