@@ -208,6 +208,7 @@ def test_stuck_answers_and_waiting_requests_are_alerts_after_a_minute(tmp_path: 
 
 def test_nobody_serving_is_an_alert_with_and_without_kube_state_metrics(tmp_path: Path) -> None:
     other = 'namespace="default",pod="chat-engine-b-engine-5d9c7b-x2x9k"'
+    shadow = 'namespace="default",pod="chat-engine-shadow-5d9c7bx2x9k"'
     deployment = 'namespace="default",deployment="chat-engine"'
     replicas = series("kube_deployment_status_replicas_ready", "1x2 0x40", deployment)
     promtool(
@@ -216,6 +217,8 @@ def test_nobody_serving_is_an_alert_with_and_without_kube_state_metrics(tmp_path
             {"interval": "1m", "input_series": [UP, replicas],
              "promql_expr_test": firing("20m", ("TrimtabNoReadyReplica", "critical"))},
             {"interval": "1m", "input_series": [series("up", "1x40", other)],
+             "promql_expr_test": firing("20m", ("TrimtabNotScraped", "critical"))},
+            {"interval": "1m", "input_series": [series("up", "1x40", shadow)],
              "promql_expr_test": firing("20m", ("TrimtabNotScraped", "critical"))},
             {"interval": "1m", "input_series": [UP], "promql_expr_test": firing("20m")},
         ],

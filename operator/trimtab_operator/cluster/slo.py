@@ -27,7 +27,9 @@ logger = logging.getLogger(__name__)
 
 PERIOD_S = 30.0
 TIMEOUT_S = 20.0
-_POD = re.compile(r"(.+)-engine-[^-]+-[^-]+")  # as a Deployment names them
+# As a Deployment names them. A long name is cut, so a shadow's of a run that is called SERVICE-engine may have as many parts; no
+# template's hash has a vowel.
+_POD = re.compile(r"(.+)-engine-(?!shadow-)[^-]+-[^-]+")
 _LABELS = ("namespace", "pod", "slo_class", "slo", "outcome")
 
 

@@ -73,9 +73,11 @@ def _rule(
 
 
 def _pods(service: InferenceService) -> str:
-    """Labels of the service's engine pods: a Deployment's pods have its name and two parts more."""
-    pod = f"{names.deployment(service.name)}-[a-z0-9]+-[a-z0-9]+"
-    return f'namespace="{service.namespace}",pod=~"{pod}"'
+    """Labels of the service's engine pods: a Deployment's pods have its name and two parts more. So may have those of a shadow, when
+    its run is called as the Deployment is and the long name is cut."""
+    deployment = names.deployment(service.name)
+    pod = f'pod=~"{deployment}-[a-z0-9]+-[a-z0-9]+",pod!~"{names.shadow(deployment)}-.*"'
+    return f'namespace="{service.namespace}",{pod}'
 
 
 def _burns(service: InferenceService, classes: Sequence[ResolvedClass]) -> list[Json]:

@@ -272,11 +272,7 @@ def _shadow(
 ) -> plan_shadow.Plan:
     """What to do about the engines of Shadow runs; they stand only while the run they belong to may act."""
     service = observed.service
-    run = (
-        acting
-        if plan_shadow.asks_for(acting) and observed.waits is None and not plan_shadow.findings(service)
-        else None
-    )
+    run = acting if plan_shadow.asks_for(acting) and observed.waits is None else None
     if plan_live.switch(service.metadata.annotations, observed.fleet).state != "active":
         run = None
     context = Context(operator_namespace=settings.operator_namespace, hub=settings.hub)

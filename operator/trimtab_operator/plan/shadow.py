@@ -82,24 +82,6 @@ def asks_for(run: TuningRun | None) -> bool:
     return run is not None and run.spec.evaluator == EVALUATOR
 
 
-def findings(service: InferenceService) -> tuple[Finding, ...]:
-    """Why the service's owner allows no shadow; empty when one is allowed."""
-    tuning, found = service.spec.tuning, []
-    if tuning.mode == "Off":
-        found.append(
-            Finding("spec.tuning.mode", "Off", "Recommend, Canary or Apply, for a run with evaluator Shadow")
-        )
-    if tuning.limits.extra_replicas < 1:
-        found.append(
-            Finding(
-                LIMIT,
-                tuning.limits.extra_replicas,
-                "at least 1, for a run with evaluator Shadow: it measures on engines that are added for its length",
-            )
-        )
-    return tuple(found)
-
-
 def size(service: InferenceService, standing: Mapping[str, Any] | None = None) -> int:
     """How many engines: a run keeps to the number that it began with, whatever an autoscaler does."""
     spec = service.spec
@@ -177,6 +159,12 @@ def _ended(
     own: Sequence[rollout.Replica],
 ) -> Reason | None:
     """Why a run that has begun cannot go on."""
+    tuning, allowed = service.spec.tuning, service.spec.tuning.limits.extra_replicas
+    least = 1 if deployment is None else size(service, deployment)
+    if tuning.mode == "Off":
+        return names.SERVICE_CHANGED, str(Finding("spec.tuning.mode", "Off", "any other, for a Shadow run"))
+    if allowed < least:
+        return names.SERVICE_CHANGED, str(Finding(LIMIT, allowed, f"at least {least}, for this run"))
     if deployment is None:
         return None
     marks = deployment["spec"]["template"]["metadata"].get("annotations") or {}
@@ -186,11 +174,6 @@ def _ended(
             "run began: what it measured would be of engines that no longer serve"
         )
         return names.SERVICE_CHANGED, message
-    allowed, standing = service.spec.tuning.limits.extra_replicas, size(service, deployment)
-    if allowed < standing:
-        return names.SERVICE_CHANGED, str(
-            Finding(LIMIT, allowed, f"at least {standing}, with which the run began")
-        )
     if service.spec.wanted_replicas == 0:
         return names.SERVICE_CHANGED, "the service was set to no replicas"
     without = _without_place(own)

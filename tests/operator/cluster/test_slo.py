@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -120,6 +121,22 @@ def test_verdicts_follow_a_real_prometheus_and_are_told_when_they_change() -> No
     assert (lost.verdict, lost.reason) == ("Unknown", names.METRICS_UNAVAILABLE)
     watch.forget(CHAT)
     assert watch.about(CHAT, SLO) == UNASKED
+
+
+def test_a_shadows_requests_are_not_the_services_even_where_a_cut_name_looks_alike() -> None:
+    # As the API server cuts them to 63 characters: of a run that is called as the service's Deployment is.
+    key = Key(CHAT.namespace, "a" * 34)
+    labels = {"namespace": key.namespace, "slo_class": "default", "slo": "itl", "outcome": "violated"}
+    own, shadow = f"{key.name}-engine-7c9d5b6f4-x2x4z", f"{key.name}-engine-shadow-7c9d5b6f4x2x4z"
+    assert len(shadow) == 63
+    for pod, verdict in ((own, "Violated"), (shadow, "Unknown")):
+        sample = {"metric": {**labels, "pod": pod}, "value": [0, "100"]}
+        body = json.dumps({"status": "success", "data": {"result": [sample]}})
+        with web_server({"": (200, body)}, []) as url:
+            watch = SloWatch(url, None, lambda key: None)
+            watch.about(key, SLO)
+            watch.turn()
+            assert watch.about(key, SLO).verdict == verdict
 
 
 @pytest.mark.parametrize(
