@@ -14,7 +14,6 @@ from trimtab_operator.errors import Finding, Unsupported, Waiting
 
 Mode = Literal["local", "cluster"]
 
-NOT_DURING = "spec.tuning.limits.notDuring"
 NO_WORKER = "this release makes no worker for a run: status.candidate, status.trials and status.result come from outside"
 
 
@@ -70,9 +69,6 @@ def later(service: InferenceService) -> tuple[Waiting, ...]:
     if limits.max_throughput_loss != usual.max_throughput_loss:
         allowed = "this release weighs no throughput; a result counts as its run gives it"
         found.append(Waiting("spec.tuning.limits.maxThroughputLoss", limits.max_throughput_loss, allowed))
-    if limits.not_during:
-        allowed = "this release knows no quiet times; it tries no candidate at all while this is set"
-        found.append(Waiting(NOT_DURING, [quiet.schedule for quiet in limits.not_during], allowed))
     return tuple(found)
 
 

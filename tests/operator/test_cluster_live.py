@@ -25,7 +25,7 @@ from trimtab_operator.api import InferenceService, TuningRun
 from trimtab_operator.api.status import Resolved, ServiceStatus
 from trimtab_operator.plan import cluster, live_push
 from trimtab_operator.plan.children import Changes
-from trimtab_operator.plan.pods import rfc3339
+from trimtab_operator.plan.pods import rfc3339, unix
 
 Json = dict[str, Any]
 SETTINGS = cluster.Settings(Resolved(image="engine:1"), "KEY")
@@ -224,14 +224,110 @@ def test_canary_pods_bound_how_many_try() -> None:
     assert sorted(budgets(world)) == [128, 128, 2048]
 
 
-def test_no_candidate_is_tried_while_quiet_times_are_set_that_nobody_keeps() -> None:
-    quiet = [{"schedule": "@daily", "duration": "1h"}]
-    world = started(spec={"tuning.limits.notDuring": quiet})
-    world.try_candidate(0, 128)
-    decision = world.settle()
+# Quiet times. The world's clock starts on a Friday at 08:16:40 UTC.
+
+
+def quiet_spec(schedule: str, duration: str = "1h") -> Json:
+    return {"tuning.limits.notDuring": [{"schedule": schedule, "duration": duration}]}
+
+
+def ready(world: World) -> tuple[str, str]:
+    assert world.status_of_run is not None
+    found = next(c for c in world.status_of_run["conditions"] if c["type"] == names.READY)
+    return found["reason"], found["message"]
+
+
+def test_in_a_quiet_time_no_candidate_is_tried_and_the_run_says_until_when() -> None:
+    world = started(spec=quiet_spec("0 8 * * 5"))
+    world.try_candidate(0, 128, seconds=7200)
+    world.settle()
     assert budgets(world) == [2048] * 3
-    assert decision.refusal is not None
-    assert "spec.tuning.limits.notDuring" in decision.refusal
+    reason, message = ready(world)
+    assert reason == names.QUIET_TIME
+    assert "spec.tuning.limits.notDuring[0] (0 8 * * 5) is in force until 2027-01-15T09:00:00Z" in message
+    stalled = next(c for c in world.status_of_run["conditions"] if c["type"] == names.STALLED)  # type: ignore[index]
+    assert stalled["status"] == "False", "nothing is wrong with the candidate"
+    world.now = unix("2027-01-15T09:00:00Z")
+    world.settle()
+    assert budgets(world) == [128] * 3
+
+
+def test_a_candidate_in_force_is_given_back_when_a_quiet_time_begins() -> None:
+    world = started(spec=quiet_spec("17 8 * * *"))  # in twenty seconds
+    world.try_candidate(0, 128, seconds=7200)
+    world.settle()
+    assert budgets(world) == [128] * 3
+    begin = unix("2027-01-15T08:17:00Z")
+    assert all(e.next_end_s == begin for e in world.engines.values()), "engines need nobody for that"
+    world.now = begin
+    assert world.round().trial is None
+    assert budgets(world) == [2048] * 3
+    assert ready(world)[0] == names.QUIET_TIME
+    assert "applied" not in world.status_of_run  # type: ignore[operator]
+
+
+def test_an_edit_that_makes_now_a_quiet_time_ends_a_candidate_at_once() -> None:
+    world = started()
+    world.try_candidate(0, 128, seconds=7200)
+    world.settle()
+    world.spec |= quiet_spec("0 8 * * *")
+    world.settle()
+    assert budgets(world) == [2048] * 3
+
+
+def test_a_result_waits_for_the_end_of_a_quiet_time_and_is_promoted_then() -> None:
+    world = started(spec=quiet_spec("0 8 * * *"))
+    finish(world)
+    world.settle()
+    assert budgets(world) == [2048] * 3
+    assert world.previous.tuning.recommendation is None
+    reason, message = ready(world)
+    assert reason == names.QUIET_TIME
+    assert "the result is taken afterwards" in message
+    assert "until 2027-01-15T09:00:00Z" in message
+    world.now = unix("2027-01-15T09:00:00Z")
+    world.settle()
+    assert budgets(world) == [256] * 3
+    assert world.status_of_run["phase"] == "Succeeded"  # type: ignore[index]
+
+
+def test_the_service_says_that_it_is_quiet_and_changes_nothing_at_rest() -> None:
+    world = started(spec=quiet_spec("0 8 * * *"))
+    condition = world.previous.condition(names.TUNING_READY)
+    assert condition is not None
+    assert (condition.status, condition.reason) == ("False", names.QUIET_TIME)
+    assert world.previous.tuning.state == "Quiet"
+    before = world.previous
+    world.now += 600
+    world.round()
+    assert world.previous == before
+    world.now = unix("2027-01-15T09:00:00Z")
+    world.round()
+    assert world.previous.tuning.state == "Idle"
+
+
+def test_a_recommendation_in_force_stays_in_a_quiet_time_and_a_person_may_still_revert_it() -> None:
+    world = started(spec=quiet_spec("20 8 * * *"))
+    finish(world)
+    world.settle()
+    world.now = unix("2027-01-15T08:30:00Z")
+    world.settle()
+    assert budgets(world) == [256] * 3
+    world.annotations = {names.ANNOTATION_TUNING: "reverted"}
+    world.settle()
+    assert budgets(world) == [2048] * 3
+    assert world.previous.tuning.state == "Reverted"
+
+
+def test_the_next_look_is_at_the_border_of_a_quiet_time_without_any_event() -> None:
+    for schedule, want in (("0 8 * * *", "2027-01-15T09:00:00Z"), ("30 8 * * *", "2027-01-15T08:30:00Z")):
+        world = started(spec=quiet_spec(schedule))
+        time = rfc3339(world.now)
+        decision = cluster.decide(world.observed(), SETTINGS, world.now, time)
+        # Concluding takes its time; a border that passed meanwhile is not missed.
+        for later in (0, 7200):
+            found = cluster.conclude(world.observed(), decision, world.now + later, time)
+            assert found.look_again_s == unix(want)
 
 
 def test_a_deleted_run_ends_its_candidate_at_once() -> None:

@@ -333,13 +333,30 @@ NIGHTLY: dict[str, Any] = {
     "workload": "Trace",
     "traceRef": {"name": "t", "key": "k"},
 }
-QUIET = [{"schedule": "@daily", "duration": "1h", "timeZone": "Europe/Berlin"}]
 
 
 def waits(path: str, value: Any, named: str) -> tuple[str, Binding]:
     """A field of spec.tuning that this release says it does not act on yet, under the name `named`."""
     want = (*NOT_YET, [f"spec.tuning.{named}"])
     return path, Binding(told(names.TUNING_READY), value, want, MAY_TUNE)
+
+
+def not_during(**changes: str) -> dict[str, Any]:
+    """Limits with one quiet time, in force at 08:00 UTC, which is T0, until 09:30."""
+    return {"notDuring": [{"schedule": "0 7 * * *", "duration": "2h30m", "timeZone": "UTC", **changes}]}
+
+
+def quiet_until(s: InferenceService) -> str | None:
+    """Until when tuning is not ready for a quiet time: hour and minute."""
+    decided = cluster.decide(
+        cluster.Observed(s), cluster.Settings(Resolved(image="default")), T0, rfc3339(T0)
+    )
+    found = cluster.conclude(cluster.Observed(s), decided, T0, rfc3339(T0)).status.condition(
+        names.TUNING_READY
+    )
+    assert found is not None
+    until = re.search(r"until 2027-01-15T(\d\d:\d\d):00Z", found.message)
+    return until[1] if until and found.reason == names.QUIET_TIME else None
 
 
 PROBES |= {
@@ -368,10 +385,19 @@ PROBES |= {
             ),
         ]
     ),
-    **dict(
-        waits(f"tuning.limits.notDuring[].{name}", {"notDuring": QUIET}, "limits.notDuring")
-        for name in QUIET[0]
-    ),
+    **{
+        f"tuning.limits.notDuring[].{name}": Binding(
+            quiet_until,
+            not_during(**{name: value}),
+            want,
+            {"tuning": {**MAY_TUNE["tuning"], "limits": not_during()}},
+        )
+        for name, value, want in (
+            ("schedule", "40 7 * * *", "10:10"),
+            ("duration", "3h", "10:00"),
+            ("timeZone", "Europe/Berlin", "08:30"),
+        )
+    },
 }
 ELSEWHERE = {
     "tuning.limits.canaryPods": "test_cluster_live.py::test_canary_pods_bound_how_many_try",

@@ -149,12 +149,17 @@ def test_those_that_act_go_on_and_then_the_oldest_come() -> None:
     assert fleet.may_act(wanting, 9) == {"a", "b", "c"}
 
 
+QUIET = {"type": "Ready", "status": "False", "reason": names.QUIET_TIME, "message": "",
+         "lastTransitionTime": moment(0)}  # fmt: skip
+
+
 def test_only_runs_with_a_candidate_that_may_be_tried_contend() -> None:
     listed = {
         "idle": [fleet.Contender.of(TuningRun.parse(a_run()))],
         "late": [fleet.Contender.of(TuningRun.parse(a_run(candidate=candidate(-1))))],
         "over": [fleet.Contender.of(TuningRun.parse(a_run(phase="Succeeded", candidate=candidate())))],
         "refused": [replace(contender("r", 0), refused=True)],
+        "quiet": [fleet.Contender.of(TuningRun.parse(a_run(candidate=candidate(), conditions=[QUIET])))],
         # The second waits for the first of its own service, not for the fleet.
         "two": [contender("second", 5), replace(contender("first", 1), until_s=0)],
         "good": [contender("younger", 7), contender("older", 2)],

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from support.services import resource, run_resource, service
+from support.services import BUDGET_PARAMETER, resource, run_resource, service
 from trimtab_operator import documents, schema, support
 from trimtab_operator.errors import InvalidResource, MalformedYaml, Unsupported
 
@@ -69,6 +69,9 @@ def test_the_demo_example_can_be_served_on_this_machine_and_may_be_tuned() -> No
     assert chat.spec.engine.max_num_batched_tokens == chat.spec.engine.ceilings.max_num_batched_tokens == 2048
 
 
+TUNED = {"tuning.parameters": [BUDGET_PARAMETER]}
+
+
 @pytest.mark.parametrize(
     ("changes", "path", "words"),
     [
@@ -111,6 +114,26 @@ def test_the_demo_example_can_be_served_on_this_machine_and_may_be_tuned() -> No
             {"podTemplate.spec.containers": [{"name": "engine", "image": "x"}]},
             "spec.podTemplate.spec.containers[0].image",
             "use spec.engine.image",
+        ),
+        (
+            {"tuning.limits.notDuring": [{"schedule": "0 8 * * 7", "duration": "1h"}]},
+            "spec.tuning.limits.notDuring[0].schedule",
+            "day of the week: 0 to 6",
+        ),
+        (
+            {"tuning.limits.notDuring": [{"schedule": "@daily", "duration": "1h", "timeZone": "Berlin"}]},
+            "spec.tuning.limits.notDuring[0].timeZone",
+            "a zone such as Europe/Berlin",
+        ),
+        (
+            {**TUNED, "tuning.nightly.schedule": "0 0 30 2 *"},
+            "spec.tuning.nightly.schedule",
+            "none has this one",
+        ),
+        (
+            {**TUNED, "tuning.nightly": {"schedule": "@daily", "timeZone": "Local"}},
+            "spec.tuning.nightly.timeZone",
+            "a zone such as Europe/Berlin",
         ),
     ],
 )

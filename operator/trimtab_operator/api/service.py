@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from trimtab_operator import cron
 from trimtab_operator.api.parse import decode, duration, required_duration, size
 from trimtab_operator.errors import Finding, InvalidResource
 from trimtab_operator.names import ENGINE_CONTAINER
@@ -364,17 +365,36 @@ class InferenceService:
 
     @classmethod
     def parse(cls, resource: Mapping[str, Any]) -> InferenceService:
-        """From a defaulted, schema-checked resource; raises InvalidResource with every finding (ranges of durations, shape
-        of podTemplate) that the schema language cannot say."""
+        """From a defaulted, schema-checked resource; raises InvalidResource with every finding (ranges of durations,
+        schedules, shape of podTemplate) that the schema language cannot say."""
         errors: list[Finding] = []
         metadata = decode(Metadata, resource.get("metadata"), "metadata", errors)
         spec = decode(ServiceSpec, resource.get("spec"), "spec", errors)
         if spec is not None:
             _check_pod_template(spec.pod_template, errors)
+            _check_schedules(spec.tuning, errors)
         if errors or metadata is None or spec is None:
             name = metadata.name if metadata is not None else "?"
             raise InvalidResource(errors, f'InferenceService "{name}"')
         return cls(metadata, spec, resource)
+
+
+def _check_schedules(tuning: Tuning, errors: list[Finding]) -> None:
+    """Cron lines and zones: the schema's pattern takes more than there is."""
+    timed: list[tuple[str, Nightly | QuietTime]] = [
+        (f"spec.tuning.limits.notDuring[{i}]", quiet) for i, quiet in enumerate(tuning.limits.not_during)
+    ]
+    if tuning.nightly is not None:
+        timed.insert(0, ("spec.tuning.nightly", tuning.nightly))
+    for where, entry in timed:
+        try:
+            cron.fields(entry.schedule)
+        except ValueError as error:
+            errors.append(Finding(f"{where}.schedule", entry.schedule, str(error)))
+        try:
+            cron.zone(entry.time_zone or "UTC")
+        except ValueError as error:
+            errors.append(Finding(f"{where}.timeZone", entry.time_zone, str(error)))
 
 
 def _check_pod_template(template: Mapping[str, Any], errors: list[Finding]) -> None:

@@ -15,7 +15,7 @@ from trimtab_operator.api import InferenceService, Recommendation, TuningRun
 from trimtab_operator.api.run import AppliedCandidate
 from trimtab_operator.api.status import LastRun, LiveValues, ServiceStatus
 from trimtab_operator.errors import InvalidResource
-from trimtab_operator.plan import children, live_push, loading, pod_template, pods, rollout, runs
+from trimtab_operator.plan import children, live_push, loading, pod_template, pods, quiet_times, rollout, runs
 from trimtab_operator.plan import live as plan_live
 from trimtab_operator.plan import monitors as plan_monitors
 from trimtab_operator.plan import shadow as plan_shadow
@@ -39,7 +39,9 @@ def decide(observed: Observed, settings: Settings, now: float, time: str) -> Dec
     deployment = observed.child("Deployment", names.deployment(service.name))
     pods_are = pod_template.choose(service, observed.previous, deployment, settings.defaults)
     wanted_hash = pods_are.template_hash
-    recommendation, taken, refusal = _recommendation(observed, time)
+    limits = spec.tuning.limits
+    quiet = quiet_times.in_force(limits, now)
+    recommendation, taken, refusal = _recommendation(observed, time, quiet)
     chosen = plan_live.effective(spec, recommendation, service.metadata.annotations, observed.fleet)
     superseded = chosen.why if chosen.superseded else None
     if superseded is not None:
@@ -130,6 +132,8 @@ def decide(observed: Observed, settings: Settings, now: float, time: str) -> Dec
         taken_run=taken,
         refusal=refusal,
         shadow=shadow_plan,
+        quiet=quiet,
+        border_s=quiet_times.next_begin_s(limits, now) if quiet is None else quiet.until_s,
     )
 
 
@@ -150,6 +154,7 @@ def conclude(observed: Observed, decision: Decision, now: float, time: str) -> C
         applied=_applied(observed, replicas),
         recommendation=decision.recommendation,
         tuning_running=decision.acting_run is not None and observed.waits is None,
+        quiet=decision.quiet,
         fleet=observed.fleet,
         slo=observed.slo,
         monitoring=plan_monitors.verdict(service, observed.monitors, decision.monitors),
@@ -162,6 +167,8 @@ def conclude(observed: Observed, decision: Decision, now: float, time: str) -> C
     moments = [action.until_s for action in actions if isinstance(action, rollout.Wait)]
     if observed.waits is not None:
         moments.append(now + TURN_RETRY_S)
+    if decision.border_s is not None:
+        moments.append(decision.border_s)
     if decision.trial is not None:
         moments.append(min(now + live_push.RENEW_EVERY_S, decision.trial.until_s))
     limits = (runs.deadline_s(run) for run in observed.runs if not run.judged and not run.deleting)
@@ -175,13 +182,14 @@ def conclude(observed: Observed, decision: Decision, now: float, time: str) -> C
 
 
 def _recommendation(
-    observed: Observed, time: str
+    observed: Observed, time: str, quiet: quiet_times.Quiet | None
 ) -> tuple[Recommendation | None, TuningRun | None, str | None]:
     """The recommendation that stands, the run that it was taken from just now, and why a result was not taken."""
     standing = observed.previous.tuning.recommendation
     try:
-        if plan_live.switch(observed.service.metadata.annotations, observed.fleet).state != "active":
-            return standing, None, None  # a halt: results wait
+        halt = plan_live.switch(observed.service.metadata.annotations, observed.fleet)
+        if halt.state != "active" or quiet is not None:
+            return standing, None, None  # results wait
         found = runs.promotion(observed.service, observed.runs, time)
     except InvalidResource as error:
         return standing, None, _text(error)
@@ -211,7 +219,12 @@ def _offer(
         return None, _text(error)
     if offered is not None and _edited(observed.service, record, offered):
         return None, "spec was edited since this candidate was begun; the edit wins"
-    return offered, None
+    limits = observed.service.spec.tuning.limits
+    if offered is None or quiet_times.in_force(limits, now) is not None:
+        return None, None
+    # Engines end it themselves when a quiet time begins, whoever is away then.
+    begin = quiet_times.next_begin_s(limits, now)
+    return (offered if begin is None else replace(offered, until_s=min(offered.until_s, begin))), None
 
 
 def wants_to_act(observed: Observed, now: float) -> TuningRun | None:
@@ -396,6 +409,10 @@ def _run_statuses(observed: Observed, decision: Decision, time: str) -> dict[str
             waits = (names.WAITING_FOR_TURN, observed.waits)
         elif run.judged and halt.state != "active":
             waits = (names.TUNING_PAUSED, f"{halt.by} is {halt.state}; the result is taken afterwards")
+        elif run.judged and decision.quiet is not None:
+            waits = (names.QUIET_TIME, f"{decision.quiet}; the result is taken afterwards")
+        elif acts and decision.quiet is not None:
+            waits = (names.QUIET_TIME, f"{decision.quiet}; nothing is started or tried before its end")
         found[run.name] = runs.run_status(
             run,
             acts=acts,

@@ -17,6 +17,8 @@ from trimtab_operator.plan.pods import unix
 from trimtab_operator.plan.runs import FINISHED, deadline_s, until_s
 
 SWITCH_KEY = "tuning"
+#: Reasons of a run whose candidate is not tried now: it takes nobody's place.
+_NOT_TRIED = frozenset({names.CANDIDATE_REFUSED, names.QUIET_TIME})
 K = TypeVar("K")
 
 
@@ -51,7 +53,7 @@ class Contender:
     until_s: float
     deadline_s: float
     over: bool
-    refused: bool  # its candidate may not be tried
+    refused: bool  # its candidate may not be tried, or not now
     holds: bool  # its candidate is in engines, by the status that was written last
 
     @classmethod
@@ -71,7 +73,7 @@ class Contender:
             or run.judged
             or run.status.phase in FINISHED
             or bool(support.run_findings(run)),
-            refused=any(c.reason == names.CANDIDATE_REFUSED for c in run.status.conditions),
+            refused=any(c.reason in _NOT_TRIED for c in run.status.conditions),
             holds=run.status.applied is not None,
         )
 

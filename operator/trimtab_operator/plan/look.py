@@ -9,7 +9,7 @@ from typing import Any
 from trimtab_operator import names
 from trimtab_operator.api import InferenceService, InvalidRun, Recommendation, TuningRun
 from trimtab_operator.api.status import Resolved, ServiceStatus
-from trimtab_operator.plan import children, live_push, rollout
+from trimtab_operator.plan import children, live_push, quiet_times, rollout
 from trimtab_operator.plan import live as plan_live
 from trimtab_operator.plan import monitors as plan_monitors
 from trimtab_operator.plan import shadow as plan_shadow
@@ -77,6 +77,8 @@ class Decision:
     taken_run: TuningRun | None  # its result was taken now
     refusal: str | None  # why the acting run's candidate, or the taken run's result, is not carried out
     shadow: plan_shadow.Plan
+    quiet: quiet_times.Quiet | None = None  # the quiet time in force: nothing starts, is tried or promoted
+    border_s: float | None = None  # when a quiet time ends or begins next
 
     def concerns(self, service: str) -> set[children.Key]:
         """Children whose state this rests on; when it changes nothing, none."""

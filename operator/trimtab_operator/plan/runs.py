@@ -94,8 +94,6 @@ def _tuning_findings(service: InferenceService, fleet: plan_live.Switch) -> list
         findings.append(Finding(halt.by, halt.state, "active, to try a candidate"))
     if tuning.mode not in ("Canary", "Apply"):
         findings.append(Finding("spec.tuning.mode", tuning.mode, "Canary or Apply, to try a candidate"))
-    # Better no candidate than one at a time that its owner has ruled out.
-    findings += [f for f in support.later(service) if f.path == support.NOT_DURING]
     return findings
 
 

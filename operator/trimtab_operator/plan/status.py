@@ -28,6 +28,7 @@ from trimtab_operator.errors import Finding
 from trimtab_operator.plan.engine_flags import served_name
 from trimtab_operator.plan.live import Switch, superseded, switch
 from trimtab_operator.plan.monitors import Verdict
+from trimtab_operator.plan.quiet_times import Quiet
 from trimtab_operator.plan.rollout import RolloutStatus
 from trimtab_operator.plan.slo import NO_PROMETHEUS, Attainment
 
@@ -43,6 +44,7 @@ class Facts:
     applied: LiveValues | None = None
     recommendation: Recommendation | None = None
     tuning_running: bool = False
+    quiet: Quiet | None = None  # the quiet time in force
     slo: Attainment = NO_PROMETHEUS
     fleet: Switch = field(default_factory=Switch)
     monitoring: Verdict | None = None  # None: nothing is wanted
@@ -218,6 +220,8 @@ def _tuning_ready(condition: _Make, service: InferenceService, facts: Facts) -> 
         )
     if waiting:
         return condition(names.TUNING_READY, False, names.NOT_YET_SUPPORTED, waiting)
+    if facts.quiet is not None:
+        return condition(names.TUNING_READY, False, names.QUIET_TIME, str(facts.quiet))
     if facts.recommendation is not None:
         edited = superseded(service.spec, facts.recommendation)
         if edited:
@@ -252,6 +256,8 @@ def _tuning(service: InferenceService, facts: Facts, previous: ServiceStatus) ->
         word = "Off"
     elif state != "active":
         word = state.capitalize()
+    elif facts.quiet is not None:
+        word = "Quiet"
     else:
         word = "Running" if facts.tuning_running else "Idle"
     return TuningStatus(word, facts.recommendation, previous.tuning.last_run)
