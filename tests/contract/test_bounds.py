@@ -17,6 +17,7 @@ from trimtab_engine.server.options import ServerOptions
 from trimtab_operator import names, schema
 from trimtab_operator.api import RunSpec
 from trimtab_operator.api import service as api
+from trimtab_operator.api.run import Workload
 from trimtab_operator.plan.live import spec_config
 from trimtab_operator.quantities import parse_duration
 
@@ -180,6 +181,7 @@ DURATIONS = {
 }
 OWNERS: dict[str, type] = {
     "run": RunSpec,
+    "run.workload": Workload,
     "engine": api.Engine,
     "slo": api.Slo,
     "slo.classes[]": api.SloClass,

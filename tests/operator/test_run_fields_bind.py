@@ -20,7 +20,9 @@ from trimtab_operator.api.run import Result
 from trimtab_operator.cluster.observe import Key, RunIndex
 from trimtab_operator.errors import InvalidResource
 from trimtab_operator.plan import runs
+from trimtab_operator.plan.live import spec_config
 from trimtab_operator.plan.pods import rfc3339
+from trimtab_tuner.cluster.objects import run_of
 
 Json = dict[str, Any]
 Probe = Callable[[TuningRun], Any]
@@ -123,6 +125,7 @@ PROBES = {
     "maxTrials": Binding(trying(2, maxNumBatchedTokens=128), {"maxTrials": 2}, ["status.candidate.trial"]),
     "timeLimit": Binding(over_after_an_hour, {"timeLimit": "30m"}, ("Stopped", 1800)),
     "workload.type": Binding(unsupported, TRACE, UNSUPPORTED),
+    "workload.slice": Binding(lambda made: run_of(made.raw).slice_s, {"workload": {"slice": "1m30s"}}, 90.0),
     "workload.traceRef.name": Binding(unsupported, TRACE, UNSUPPORTED),
     "workload.traceRef.key": Binding(unsupported, TRACE, UNSUPPORTED),
 }
@@ -179,6 +182,37 @@ def test_what_the_service_does_not_allow_is_refused_by_the_path_that_was_written
     with pytest.raises(InvalidResource) as taken:
         runs.promotion(tunable(), [judged], rfc3339(T0))
     assert str(taken.value.errors[0]).startswith(f"status.result.config.{want}")
+
+
+def test_a_candidate_keeps_what_it_does_not_turn_of_the_recommendation_in_force() -> None:
+    standing = {**spec_config(tunable().spec), "max_num_batched_tokens": 128}
+    only_policy = run(candidate(schedulingPolicy="priority"), parameters=[CHOICES])
+    found = runs.offer(tunable(), only_policy, T0 + 1, incumbent=standing)
+    assert found is not None
+    assert (found.config["max_num_batched_tokens"], found.config["scheduling_policy"]) == (128, "priority")
+    whole = run(candidate(schedulingPolicy="priority", maxNumBatchedTokens=128), parameters=[CHOICES])
+    kept = runs.offer(tunable(), whole, T0 + 1, incumbent=standing)
+    assert kept is not None
+    assert kept.config == found.config, "to say what stands is to turn nothing"
+    back = run(candidate(maxNumBatchedTokens=tunable().spec.engine.max_num_batched_tokens))
+    asked = runs.offer(tunable(), back, T0 + 1, incumbent=standing)
+    assert asked is not None
+    assert asked.config == spec_config(tunable().spec), "spec's own value may be tried too"
+
+
+@pytest.mark.parametrize(
+    ("result", "want"),
+    [
+        ({"before": {"p99ItlSeconds": 1.53}, "after": {"p99ItlSeconds": 0.2104}}, "1530ms → 210ms"),
+        ({"before": {"p99ItlSeconds": 0.0312}}, "31.2ms"),
+        ({"before": {"p99ItlSeconds": "soon"}, "after": {"p99ItlSeconds": -1}}, None),
+        ({}, None),
+    ],
+)
+def test_the_p99_of_before_and_after_is_a_column(result: Json, want: str | None) -> None:
+    judged = run({"result": {"verdict": "Applied", **result}})
+    status = runs.run_status(judged, acts=False, refusal=None, now=rfc3339(T0))
+    assert status["summary"].get("p99Itl") == want
 
 
 def test_an_overdue_run_stops_for_good_and_lets_the_next_one_act() -> None:

@@ -26,6 +26,7 @@ class Workload:
 
     type: str = "Recorded"
     trace_ref: SecretKey | None = None
+    slice_s: float | None = duration("slice", None, "1s", "24h")
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ def decide(observed: Observed, settings: Settings, now: float, time: str) -> Dec
     number, floor = _incumbent_number(record, chosen, floor)
 
     acting = runs.acting(observed.runs, now)
-    offered, why_not = _offer(observed, acting, record, now)
+    offered, why_not = _offer(observed, acting, record, now, chosen.config)
     refusal = refusal or why_not
     shadow_plan = _shadow(observed, acting, pods_are.built.template, settings)
     if observed.waits is not None or shadow_plan.ended is not None:
@@ -208,13 +208,13 @@ def _incumbent_number(record: LiveRecord, chosen: plan_live.Effective, floor: in
 
 
 def _offer(
-    observed: Observed, acting: TuningRun | None, record: LiveRecord, now: float
+    observed: Observed, acting: TuningRun | None, record: LiveRecord, now: float, incumbent: Json
 ) -> tuple[runs.Offer | None, str | None]:
-    """The acting run's candidate, if it may be tried, else why not."""
+    """The acting run's candidate over the live config that stands, if it may be tried, else why not."""
     if acting is None:
         return None, None
     try:
-        offered = runs.offer(observed.service, acting, now, observed.fleet)
+        offered = runs.offer(observed.service, acting, now, observed.fleet, incumbent)
     except InvalidResource as error:
         return None, _text(error)
     if offered is not None and _edited(observed.service, record, offered):
@@ -230,7 +230,11 @@ def _offer(
 def wants_to_act(observed: Observed, now: float) -> TuningRun | None:
     """The run whose candidate may be tried now, as far as this service is concerned: the fleet may have no place for it."""
     record = LiveRecord.of(observed.child("ConfigMap", names.live_config_map(observed.service.name)))
-    offered, _ = _offer(observed, runs.acting(observed.runs, now), record, now)
+    service = observed.service
+    standing = plan_live.effective(
+        service.spec, observed.previous.tuning.recommendation, service.metadata.annotations, observed.fleet
+    )
+    offered, _ = _offer(observed, runs.acting(observed.runs, now), record, now, standing.config)
     return None if offered is None else offered.run
 
 

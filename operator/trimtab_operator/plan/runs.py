@@ -12,7 +12,7 @@ from typing import Any
 
 from trimtab_operator import conditions, names, support
 from trimtab_operator.api import InferenceService, InvalidRun, Recommendation, RunStatus, TuningRun
-from trimtab_operator.api.run import AppliedCandidate, RunSummary
+from trimtab_operator.api.run import AppliedCandidate, Result, RunSummary
 from trimtab_operator.api.status import Condition
 from trimtab_operator.errors import Finding, InvalidResource
 from trimtab_operator.plan import live as plan_live
@@ -21,6 +21,7 @@ from trimtab_operator.plan.pods import unix
 Json = dict[str, Any]
 _PROMOTING = ("Applied", "Recommended")
 FINISHED = ("Succeeded", "Failed", "Stopped")
+_P99_ITL, _LONGEST_S = "p99ItlSeconds", 1e6  # as a worker writes it; whatever else stands there is no latency
 
 
 def created_s(run: TuningRun) -> float:
@@ -71,19 +72,24 @@ def acting(runs: Sequence[TuningRun], now: float) -> TuningRun | None:
 
 
 def offer(
-    service: InferenceService, run: TuningRun, now: float, fleet: plan_live.Switch = plan_live.ACTIVE
+    service: InferenceService,
+    run: TuningRun,
+    now: float,
+    fleet: plan_live.Switch = plan_live.ACTIVE,
+    incumbent: Mapping[str, Any] | None = None,
 ) -> Offer | None:
-    """What `run` wants tried now; None when nothing. Raises InvalidResource when it may not, saying why."""
+    """What `run` wants tried now; None when nothing. Raises InvalidResource when it may not, saying why. `incumbent` is the live
+    config that stands where it is not spec's: a candidate keeps what it does not turn."""
     candidate = run.status.candidate
     if candidate is None or until_s(run) <= now:
         return None
-    findings = _tuning_findings(service, fleet) + _run_findings(service, run)
+    standing = incumbent or plan_live.spec_config(service.spec)
+    findings = _tuning_findings(service, fleet) + _run_findings(run, standing)
     if findings:
         raise InvalidResource(findings, "the candidate")
-    standing = plan_live.spec_config(service.spec)
-    chosen = _judged(service, candidate.config, "status.candidate").values
-    config = {**standing, **{plan_live.WIRE[name]: value for name, value in chosen.items()}}
-    return Offer(run, config, until_s(run))
+    _judged(service, candidate.config, "status.candidate")
+    wanted = {plan_live.WIRE.get(name, name): value for name, value in candidate.config.items()}
+    return Offer(run, {**standing, **wanted}, until_s(run))
 
 
 def _tuning_findings(service: InferenceService, fleet: plan_live.Switch) -> list[Finding]:
@@ -97,14 +103,13 @@ def _tuning_findings(service: InferenceService, fleet: plan_live.Switch) -> list
     return findings
 
 
-def _run_findings(service: InferenceService, run: TuningRun) -> list[Finding]:
+def _run_findings(run: TuningRun, standing: Mapping[str, Any]) -> list[Finding]:
     """How the candidate leaves what the run itself is allowed."""
     candidate, findings = run.status.candidate, []
     assert candidate is not None
     if candidate.trial is not None and candidate.trial >= run.spec.max_trials:
         allowed = f"below the run's spec.maxTrials ({run.spec.max_trials}), counted from 0"
         findings.append(Finding("status.candidate.trial", candidate.trial, allowed))
-    standing = plan_live.spec_config(service.spec)
     for name, value in candidate.config.items() if run.spec.parameters else ():
         parameter, where = run.spec.parameter(name), f"status.candidate.config.{name}"
         if name in plan_live.WIRE and value == standing[plan_live.WIRE[name]]:
@@ -166,6 +171,7 @@ def run_status(
             trials=sum(trial.state != "Running" for trial in run.status.trials),
             incumbent=kept or (None if incumbent is None else _short({}, incumbent)),
             candidate=_short(candidate.config, incumbent) if applied and candidate else "-",
+            p99_itl=_p99_itl(run.status.result),
         ),
     )
     return status.to_json()
@@ -273,6 +279,18 @@ def _stopped(generation: int, reason: str, message: str) -> list[Condition]:
 
 def _made(generation: int, kind: str, status: bool, reason: str, message: str) -> Condition:
     return Condition(kind, str(status), reason, message, observed_generation=generation)
+
+
+def _p99_itl(result: Result | None) -> str | None:
+    """`1530ms → 210ms`: before and after, as far as the result has them."""
+    if result is None:
+        return None
+    shown = [
+        f"{seconds * 1000:.3g}ms" if seconds < 0.0995 else f"{seconds * 1000:.0f}ms"
+        for numbers in (result.before, result.after)
+        if isinstance(seconds := numbers.get(_P99_ITL), int | float) and 0 <= seconds < _LONGEST_S
+    ]
+    return " → ".join(shown) or None
 
 
 def _short(values: Mapping[str, Any], document: Mapping[str, Any] | None) -> str:

@@ -17,6 +17,8 @@ MODULES = {
     ("Live", "Trace"): "live",
 }
 
+OBSERVING = ("Live", "Recorded")  # real traffic as it comes, in slices
+
 
 async def make(work: Work) -> Plan:
     """The plan for this run. Raises InputError for a pair that nobody carries out."""
@@ -25,5 +27,11 @@ async def make(work: Work) -> Plan:
     if module is None:
         known = ", ".join(f"{evaluator} with {workload}" for evaluator, workload in MODULES)
         raise InputError("spec.evaluator", f"{chosen[0]} with workload {chosen[1]}", f"one of: {known}")
+    if work.run.slice_s is not None and chosen != OBSERVING:
+        raise InputError(
+            "spec.workload.slice",
+            f"{work.run.slice_s:g} s",
+            f"left out: only {' with '.join(OBSERVING)} observes",
+        )
     factory = cast("Factory", import_module(f"trimtab_tuner.cluster.{module}").make)
     return await factory(work)

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 from trimtab_tuner.cluster import kube, records, worker
-from trimtab_tuner.errors import TunerError
+from trimtab_tuner.errors import InputError, TunerError
 from trimtab_tuner.run_view import RunView
 
 API_KEY_VARIABLE = "TRIMTAB_API_KEY"
@@ -47,7 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Carry it out. Exit status 0: a result is in the run's status, or nothing was left to do; 143: stopped by SIGTERM."""
+    """Carry it out. Exit status 0: a result is in the run's status, or nothing was left to do; 1: try again; 2: wrong flags;
+    143: stopped by SIGTERM."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="  %(levelname)s %(message)s")
     try:
         orders = worker.Orders(
@@ -62,7 +63,10 @@ def main(args: argparse.Namespace) -> int:
             said = asyncio.run(_until_stopped(kube.connect(args.kubeconfig), orders, view))
     except TunerError as error:
         _last_words(str(error))
-        raise
+        if isinstance(error, InputError):
+            raise  # exit status 2: another try would end alike
+        print(f"  error: {error}", file=sys.stderr)
+        return 1
     if said is None:
         _last_words("stopped by SIGTERM")
         return STOPPED
