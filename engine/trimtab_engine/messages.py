@@ -94,6 +94,13 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
     load_s: float
     kv_bytes: int
     model_path: str  # where it lies on this machine: a reference that needs no hub
+    # What else decides how requests are scheduled, for whoever wants to simulate this engine.
+    enable_prefix_caching: bool
+    prefill_first: bool
+    shed_late: bool
+    fair_tenants: bool
+    num_swap_blocks: int
+    swap_block_s: float
 
 
 class Token(msgspec.Struct, frozen=True, array_like=True):

@@ -38,29 +38,6 @@ class Recorded:
     engines: tuple[str, ...]
 
 
-def parse_replies(engine: str, replies: Sequence[object]) -> EngineRecords:
-    """The replies of one engine's `/admin/workload`, read page by page. Raises ServerError naming what is wrong."""
-    found: list[Mapping[str, Any]] = []
-    block_size, dropped = DEFAULT_BLOCK_TOKENS, 0
-    for reply in replies:
-        listed = reply.get("records") if isinstance(reply, Mapping) else None
-        if not isinstance(reply, Mapping) or not isinstance(listed, list):
-            raise ServerError(
-                f"{engine}: /admin/workload: expected an object with records, got {reply!r:.200}"
-            )
-        if any(not isinstance(record, Mapping) for record in listed):
-            raise ServerError(f"{engine}: /admin/workload: records must be objects")
-        found += listed
-        size, lost = reply.get("block_size", block_size), reply.get("dropped", 0)
-        for name, value, least in (("block_size", size, 1), ("dropped", lost, 0)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ServerError(
-                    f"{engine}: /admin/workload: {name}: {value!r} is no whole number ≥ {least}"
-                )
-        block_size, dropped = size, dropped + lost
-    return EngineRecords(engine, tuple(found), block_size, dropped)
-
-
 def merge(
     service: str, engines: Sequence[EngineRecords], *, max_requests: int = MAX_REQUESTS
 ) -> Recorded | None:

@@ -123,6 +123,12 @@ def _serve(channel: EngineChannel, init: Init, backlog: list[ToEngine]) -> int:
                 load_s=info.load_s,
                 kv_bytes=info.kv_bytes,
                 model_path=config.model,
+                enable_prefix_caching=config.enable_prefix_caching,
+                prefill_first=config.prefill_first,
+                shed_late=config.shed_late,
+                fair_tenants=config.fair_tenants,
+                num_swap_blocks=info.num_swap_blocks,
+                swap_block_s=info.swap_block_s,
             )
         )
         channel.send(Applied(None, state.readback()))

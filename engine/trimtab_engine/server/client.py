@@ -69,6 +69,12 @@ class EngineInfo:
     load_s: float
     kv_bytes: int
     model_path: str
+    enable_prefix_caching: bool
+    prefill_first: bool
+    shed_late: bool
+    fair_tenants: bool
+    num_swap_blocks: int
+    swap_block_s: float
 
 
 class TokenStream:

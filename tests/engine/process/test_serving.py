@@ -24,6 +24,9 @@ def test_info_tells_what_was_loaded(served_engine: EngineServer) -> None:
     assert info["vocab_size"] == 512
     assert info["max_model_len"] <= 2048
     assert info["engine_pid"] == served_engine.engine_pid
+    # What a simulation of this engine needs to know.
+    told = ("enable_prefix_caching", "prefill_first", "shed_late", "fair_tenants", "num_swap_blocks")
+    assert [info[name] for name in told] == [True, False, False, False, 0]
 
 
 def test_the_step_time_model_of_what_was_served_can_be_read(served_engine: EngineServer) -> None:

@@ -55,13 +55,16 @@ def reset(server: EngineServer) -> None:
 
 @pytest.fixture(scope="session")
 def bursts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Five bursts of eight requests, 100 tokens each: one at a time, the last of a burst waits for seven others."""
+    """Seven bursts of eight requests, 100 tokens each: one at a time, the last of a burst waits for seven others.
+
+    Five pairs of blocks decide; on a busy machine two bursts may fall into one block.
+    """
     path = tmp_path_factory.mktemp("trace") / "bursts.jsonl"
     path.write_text(
         "".join(
             json.dumps({"arrival_s": burst * 1.1 + k * 0.005, "prompt_tokens": 20, "output_tokens": 100})
             + "\n"
-            for burst in range(5)
+            for burst in range(7)
             for k in range(8)
         )
     )

@@ -194,7 +194,7 @@ def test_the_command_tunes_a_real_engine_without_a_restart(
     assert json.loads(done.stdout) == result
     assert result["verdict"]["outcome"] == "Applied", done.stderr
     assert [t["role"] for t in result["trials"]] == ["incumbent", "explore", "confirm"]
-    assert all(t["n"] == 40 for t in result["trials"])
+    assert all(t["n"] == 56 for t in result["trials"])
     assert result["before"]["violations"]["ttft"] > result["after"]["violations"]["ttft"]
     assert result["diagnosis"]["state"] == "scheduling-bound", result["diagnosis"]
     assert result["meta"]["trace_hash"]
@@ -216,7 +216,7 @@ def test_the_command_tunes_a_real_engine_without_a_restart(
         )
         for snapshot in (samples["snapshots"][0], samples["snapshots"][-1])
     ]
-    assert ends[1] - ends[0] == 40  # the stored samples say again what the result says
+    assert ends[1] - ends[0] == 56  # the stored samples say again what the result says
 
 
 def candidate(engine: EngineServer) -> bool:

@@ -15,6 +15,8 @@ from trimtab_tuner.errors import InputError
 MODULES = {
     ("Live", "Recorded"): "live",
     ("Live", "Trace"): "live",
+    ("Simulator", "Recorded"): "simulated",
+    ("Simulator", "Trace"): "simulated",
 }
 
 OBSERVING = ("Live", "Recorded")  # real traffic as it comes, in slices

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,16 @@ class NoToken(ServerError):
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """One engine's account. `records` as in our trace format, oldest first; `model` None: nothing is fitted yet."""
+    """One engine's account. `records` as in our trace format, oldest first; `model` None: nothing is fitted yet, `score` says how
+    good it is. `dropped`: older records that it no longer has."""
 
     pod: Pod
     records: tuple[Json, ...]
     block_size: int
     model: Json | None
     info: Json
+    score: Json = field(default_factory=dict)
+    dropped: int = 0
 
 
 def load_tokens(path: Path | None) -> Mapping[str, str]:
@@ -66,19 +69,20 @@ class Records:
     async def ask(self, pod: Pod) -> Told:
         """Everything that one engine tells. Raises NoToken, or ServerError naming pod and answer."""
         records: list[Json] = []
-        since, block_size = 0, 16
+        since, block_size, dropped = 0, 16, 0
         for _ in range(MAX_PAGES):
             page = await self._get(pod, "/admin/workload", {"since": str(since), "limit": str(PAGE)})
             records += [record for record in page.get("records", ()) if isinstance(record, dict)]
             block_size = int(page.get("block_size", block_size))
+            dropped += int(page.get("dropped", 0))
             following = int(page.get("next", since))
             if following <= since or len(page.get("records", ())) < PAGE:
                 break
             since = following
         fitted = await self._get(pod, "/admin/step-model")
-        model = fitted.get("model")
+        model, score = fitted.get("model"), fitted.get("score")
         return Told(pod, tuple(records), block_size, model if isinstance(model, dict) else None,
-                    await self._get(pod, "/admin/info"))  # fmt: skip
+                    await self._get(pod, "/admin/info"), score if isinstance(score, dict) else {}, dropped)  # fmt: skip
 
     async def _get(self, pod: Pod, path: str, query: Mapping[str, str] | None = None) -> Json:
         token = self._tokens.get(pod.uid)

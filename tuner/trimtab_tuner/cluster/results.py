@@ -130,6 +130,9 @@ class Arm:
                 found[f"p50{name}Seconds"] = _round(shape.quantile(0.5))
                 found[f"p99{name}Seconds"] = _round(shape.quantile(0.99))
                 found |= _interval(f"p99{name}Seconds", shape.interval(0.99))
+            elif len(readings) == 1:  # simulated: read from the tokens themselves
+                for q in ("p50", "p99"):
+                    found[f"{q}{name}Seconds"] = _round(getattr(readings[0], f"{name.lower()}_{q}_s"))
         return {name: value for name, value in found.items() if value is not None}
 
     def _fraction_interval(self) -> tuple[float, float] | None:

@@ -125,6 +125,9 @@ async def _tune(kube: Kube, orders: Orders, run: Run, notebook: Notebook, log: V
             view=view,
             paused=_permission(target, plan, view, time.monotonic() + left_s),
             begins=view.begins,
+            confirmer=plan.confirmer,
+            doubt=plan.doubt,
+            caveat=plan.caveat,
             earlier=[known(row, incumbent) for row in notebook.trials],
         )
         async with _writing(notebook, view):
