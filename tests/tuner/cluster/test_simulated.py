@@ -39,7 +39,7 @@ def test_the_model_that_saw_most_steps_counts_and_says_how_good_it_is() -> None:
 
 
 def test_the_smallest_pool_is_simulated_with_the_flags_that_engines_tell() -> None:
-    flags = {
+    flags: dict[str, Any] = {
         "enable_prefix_caching": False,
         "prefill_first": True,
         "shed_late": True,
