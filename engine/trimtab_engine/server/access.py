@@ -20,6 +20,7 @@ from trimtab_engine.server.state import AppState
 logger = logging.getLogger(__name__)
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+PHASE_HEADER = b"x-trimtab-phase"
 _QUIET = frozenset({"/health", "/ready", "/metrics", "/ping"})  # probes and scrapes would drown the rest
 
 
@@ -46,7 +47,9 @@ class AccessMiddleware:
                 status = message["status"]
                 headers = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
                 if self._state.lifecycle.going_away:
-                    headers.append((b"connection", b"close"))
+                    # The phase too: "close" alone also answers clients that asked for it.
+                    phase = self._state.lifecycle.phase.value.encode()
+                    headers += [(b"connection", b"close"), (PHASE_HEADER, phase)]
                 message = {**message, "headers": headers}
             await send(message)
 

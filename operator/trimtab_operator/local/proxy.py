@@ -5,12 +5,14 @@ other inside the event-loop callback that read them, so a token waits for no tas
 request: a refused connection is then known to have carried nothing, and closing it is how a client's disconnect reaches
 the engine. What is promised:
 
-- a request is sent to one replica, once. Only when its connection was refused does it go to another;
+- a request is sent to one replica, once. Only when its connection was refused, or the replica refused it since it is on its way
+  out (503 with `x-trimtab-phase`), does it go to another;
+- a replica that says in an answer that it is on its way out gets no further requests, whatever its next probe will say;
 - while no replica is ready, new requests are held, at most `Backends.hold_s` seconds, then answered 503 with Retry-After;
 - a replica's death in mid-stream ends the stream with an error frame (event streams) or a cut connection (others);
 - a client that goes away takes its upstream connection with it at once.
 
-Knows nothing of the engine's API beyond OpenAI's error body and the probe paths.
+Knows nothing of the engine's API beyond OpenAI's error body, the probe paths and that header.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ from trimtab_operator.local import http1
 from trimtab_operator.local.backends import Backend, Backends, NoBackend
 
 _PROBES = frozenset({b"/health", b"/ready", b"/ping"})  # never held: they ask about now
-_MAX_BUFFERED_BYTES = 1_048_576  # of a request body, while its replica is not connected or not fast enough
+_PHASE = b"x-trimtab-phase"  # only engines on their way out send it
+_MAX_BUFFERED_BYTES = (
+    1_048_576  # of a request body, while its replica is not connected, not fast enough or has not answered
+)
 _CONNECT_TIMEOUT_S = 5.0
 _RETRY_AFTER_S = 1
 
@@ -201,6 +206,11 @@ class _Exchange:
         self.backend: Backend | None = None
         self._upstream: _Upstream | None = None
         self._pending = bytearray()  # request bytes while there is no connection yet
+        self._sent: bytearray | None = (
+            None  # request bytes that another replica would need; None: too many, or answered
+        )
+        self._refused: list[Backend] = []  # not asked again
+        self._deadline = 0.0
         self._task: asyncio.Task[None] | None = None
         self.answered = False  # a response byte was written to the client
         self._over = False
@@ -212,10 +222,10 @@ class _Exchange:
     def start(self) -> None:
         """Find a replica and connect to it."""
         self._pending += self._request_bytes()
-        proxy = self.client.proxy
-        self._task = asyncio.get_running_loop().create_task(self._connect())
-        proxy.tasks.add(self._task)
-        self._task.add_done_callback(proxy.tasks.discard)
+        probe = self.request.target.split(b"?", 1)[0] in _PROBES
+        hold_s = 0.0 if probe else self.client.proxy.backends.hold_s
+        self._deadline = asyncio.get_running_loop().time() + hold_s
+        self._begin()
 
     def send(self, data: bytes) -> None:
         """Request body bytes."""
@@ -223,6 +233,10 @@ class _Exchange:
             return
         if self._upstream is not None:
             self._upstream.transport.write(data)
+            if self._sent is not None:
+                self._sent += data
+                if len(self._sent) > _MAX_BUFFERED_BYTES:
+                    self._sent = None
         else:
             self._pending += data
             self.client.set_reading(len(self._pending) < _MAX_BUFFERED_BYTES)
@@ -243,15 +257,18 @@ class _Exchange:
 
     # To the replica
 
+    def _begin(self) -> None:
+        proxy = self.client.proxy
+        self._task = asyncio.get_running_loop().create_task(self._connect())
+        proxy.tasks.add(self._task)
+        self._task.add_done_callback(proxy.tasks.discard)
+
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
         backends = self.client.proxy.backends
-        probe = self.request.target.split(b"?", 1)[0] in _PROBES
-        deadline = loop.time() + (0.0 if probe else backends.hold_s)
-        refused: list[Backend] = []
         while True:
             try:
-                chosen = await backends.acquire(deadline, refused)
+                chosen = await backends.acquire(self._deadline, self._refused)
             except NoBackend as error:
                 self._fail(503, f"{error}; retry", "service_unavailable")
                 return
@@ -263,7 +280,7 @@ class _Exchange:
             except (OSError, TimeoutError):
                 # Nothing was sent, so another replica may have it; this one is not asked again.
                 backends.release(chosen)
-                refused.append(chosen)
+                self._refused.append(chosen)
                 continue
             except asyncio.CancelledError:
                 backends.release(chosen)
@@ -276,10 +293,23 @@ class _Exchange:
             return
         self._upstream = upstream
         upstream.transport.write(bytes(self._pending))
-        self._pending.clear()
+        self._sent = self._pending if len(self._pending) <= _MAX_BUFFERED_BYTES else None
+        self._pending = bytearray()
         self.client.set_reading(True)
         if self.client.write_paused:
             self.pause_upstream()
+
+    def _go_elsewhere(self) -> None:
+        """The replica has refused the request: begin anew with another one."""
+        assert self._upstream is not None
+        assert self._sent is not None
+        assert self.backend is not None
+        self._refused.append(self.backend)
+        self._pending, self._sent = self._sent, None
+        upstream, self._upstream = self._upstream, None
+        upstream.drop()
+        self._release()
+        self._begin()
 
     def _request_bytes(self) -> bytes:
         request = self.request
@@ -304,6 +334,12 @@ class _Exchange:
             if version == b"1.1":
                 client.transport.write(http1.render(first_line, headers))
             return
+        if any(name == _PHASE for name, _ in response.headers) and self.backend is not None:
+            client.proxy.backends.remove(self.backend)
+            if response.status == 503 and self._sent is not None:
+                self._go_elsewhere()
+                return
+        self._sent = None
         self._response = response
         self.answered = True
         if not self._keep_alive():
@@ -407,10 +443,16 @@ class _Upstream(asyncio.Protocol):
         self._exchange = exchange
         self._head = bytearray()
         self._in_body = False
+        self._dropped = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
+
+    def drop(self) -> None:
+        """Whatever it says is of no interest any more."""
+        self._dropped = True
+        self.transport.abort()
 
     def pause_writing(self) -> None:
         self._exchange.client.set_reading(False)
@@ -435,6 +477,8 @@ class _Upstream(asyncio.Protocol):
             self._head = bytearray(rest)
             response = http1.parse_response(head, self._exchange.request.method)
             self._exchange.response_head(response)
+            if self._dropped:
+                return
             if response.status >= 200:
                 self._in_body = True
                 if rest and not response.body.done:
@@ -444,7 +488,8 @@ class _Upstream(asyncio.Protocol):
             raise http1.ProtocolError("its head is too long", status=502)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._exchange.upstream_lost("closed the connection")
+        if not self._dropped:
+            self._exchange.upstream_lost("closed the connection")
 
 
 def _error_body(message: str, kind: str) -> dict[str, object]:

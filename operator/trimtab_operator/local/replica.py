@@ -25,7 +25,7 @@ from trimtab_operator.plan.loading import describe
 _STARTUP_PROBE_S = 0.1
 _PROBE_S = 1.0
 _PROBE_TIMEOUT_S = 5.0
-_PROBE_FAILURES = 2  # in a row, until no new requests are sent
+_PROBE_FAILURES = 2  # without an answer in a row, until no new requests are sent
 _LIVENESS_FAILURES = 30  # in a row, until the process is killed: a busy machine is not a dead engine
 _EXIT_GRACE_S = 5.0  # for a process that has nothing left to finish
 _HEALTHY_AFTER_S = 600.0  # ready for so long: earlier restarts do not lengthen the next pause
@@ -194,9 +194,13 @@ class Replica:
         not_ready = not_alive = 0
         while True:
             await asyncio.sleep(_PROBE_S)
-            not_ready = 0 if await self._answers("/ready") else not_ready + 1
-            self._enter_unless_leaving(Phase.READY if not_ready < _PROBE_FAILURES else Phase.NOT_READY)
-            not_alive = 0 if not_ready == 0 or await self._answers("/health") else not_alive + 1
+            status = await self._ask("/ready")
+            not_ready = 0 if status == 200 else not_ready + 1
+            # One that says so itself is believed; silence may be a busy machine.
+            refused = status not in (200, None)
+            gone = refused or not_ready >= _PROBE_FAILURES
+            self._enter_unless_leaving(Phase.NOT_READY if gone else Phase.READY)
+            not_alive = 0 if not_ready == 0 or await self._ask("/health") == 200 else not_alive + 1
             if not_alive >= _LIVENESS_FAILURES:
                 self._killed_for = "made no progress and was killed"
                 process.kill()
@@ -219,13 +223,14 @@ class Replica:
                 self._on_change(self)
         return answer.status_code == 200
 
-    async def _answers(self, path: str) -> bool:
+    async def _ask(self, path: str) -> int | None:
+        """The status that it answers; None when it does not answer."""
         assert self.addresses is not None
         try:
             answer = await self._client.get(self.addresses.url + path, timeout=_PROBE_TIMEOUT_S)
         except httpx.HTTPError:
-            return False
-        return answer.status_code == 200
+            return None
+        return answer.status_code
 
     def _failed(self, why: str, tail: str, reason: str) -> None:
         self.loading = None

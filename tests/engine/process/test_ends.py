@@ -43,7 +43,7 @@ def test_a_drain_finishes_what_runs_and_refuses_what_comes(tiny_model: Path, tmp
         served = StreamedCompletion(server.url, max_tokens=1).result()
         assert served.num_tokens == 1
         assert served.headers is not None
-        assert served.headers["connection"] == "close"
+        assert (served.headers["connection"], served.headers["x-trimtab-phase"]) == ("close", "leaving")
 
         os.kill(server.pid, signal.SIGTERM)
         os.kill(engine, signal.SIGTERM)  # as a supervisor does that signals the whole group
@@ -51,7 +51,7 @@ def test_a_drain_finishes_what_runs_and_refuses_what_comes(tiny_model: Path, tmp
         refused = StreamedCompletion(server.url, max_tokens=1).result()
         assert refused.status == 503
         assert refused.headers is not None
-        assert refused.headers["retry-after"] == "1"
+        assert (refused.headers["retry-after"], refused.headers["x-trimtab-phase"]) == ("1", "refusing")
         assert refused.error is not None
         assert refused.error["code"] == "draining"
         assert any(stream.is_alive() for stream in streams), "the drain was meant to meet open streams"

@@ -43,7 +43,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[LocalOperator]:
-    """Two replicas that all tests of this module use: starting engines is what takes the time."""
+    """The service that tests of this module share: starting engines is what takes the time."""
     resource = service_resource(model, replicas=2, tuning=TUNING)
     operator = LocalOperator(tmp_path_factory.mktemp("shared"), resource)
     try:
@@ -55,12 +55,10 @@ def shared(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Lo
 
 @pytest.fixture
 def service(shared: LocalOperator) -> Iterator[LocalOperator]:
-    """The shared service, settled, and put back to its live start values afterwards."""
-    shared.wait_ready()
+    """The shared service with two replicas, settled, and put back to its live start values afterwards."""
+    with_replicas(shared, 2)
     before = shared.file.read_text()
     yield shared
-    if shared.process.poll() is not None:
-        return
     status = shared.status()
     if (
         shared.file.read_text() == before
@@ -81,6 +79,23 @@ def service(shared: LocalOperator) -> Iterator[LocalOperator]:
     )
     shared.control.delete("/admin/recommendation")
     shared.wait(lambda s: live_in_force(s, max_num_batched_tokens=512, scheduling_policy="fcfs"))
+
+
+@pytest.fixture
+def single(shared: LocalOperator) -> LocalOperator:
+    """The shared service with one replica, settled."""
+    with_replicas(shared, 1)
+    return shared
+
+
+def with_replicas(operator: LocalOperator, count: int) -> None:
+    """So many replicas, settled, under the rollout's defaults."""
+    spec = operator.resource["spec"]
+    if spec["replicas"] != count or "rollout" in spec:
+        spec["replicas"] = count
+        spec.pop("rollout", None)
+        operator.save()
+    operator.wait(lambda s: is_settled(s) and len(s["replicas"]) == count)
 
 
 def chat(max_tokens: int, stream: bool = True) -> Json:
@@ -466,11 +481,24 @@ def test_killed_replica_comes_back_with_the_live_config_while_others_serve(servi
         assert load.failures == []
     assert broken <= 2
     replica = after["replicas"][0]
-    assert (replica["name"], replica["restarts"]) == (victim["name"], 1)
+    assert (replica["name"], replica["restarts"]) == (victim["name"], victim["restarts"] + 1)
     engine = httpx.get(f"{replica['adminUrl']}/admin/live-config", trust_env=False).json()
     assert engine["incumbent"] == before["live"]["incumbent"]
     assert engine["boot_error"] is None
     assert pids(after)[before["replicas"][1]["name"]] == before["replicas"][1]["pid"]
+
+
+def test_replica_that_is_told_to_end_from_outside_fails_no_request_while_another_is_free(
+    service: LocalOperator,
+) -> None:
+    victim = service.status()["replicas"][1]
+    with StreamingLoad(service.url) as load:
+        load.wait_for(2)
+        os.kill(victim["pid"], signal.SIGTERM)
+        service.wait(lambda s: s["replicas"][1]["restarts"] > victim["restarts"])
+        load.wait_for(2)
+        service.wait_ready()
+    assert load.failures == []
 
 
 def test_edit_of_a_restart_only_field_replaces_two_replicas_and_drops_nothing(service: LocalOperator) -> None:
@@ -487,23 +515,21 @@ def test_edit_of_a_restart_only_field_replaces_two_replicas_and_drops_nothing(se
     assert after["live"]["incumbent"] == before["live"]["incumbent"]
 
 
-def test_one_replica_is_replaced_by_a_surge_and_drops_nothing(service: LocalOperator) -> None:
-    service.resource["spec"]["replicas"] = 1
-    service.save()
-    before = service.wait(lambda s: is_settled(s) and len(s["replicas"]) == 1)
-    with StreamingLoad(service.url) as load:
+def test_one_replica_is_replaced_by_a_surge_and_drops_nothing(single: LocalOperator) -> None:
+    before = single.status()
+    with StreamingLoad(single.url) as load:
         load.wait_for(2)
-        edit_engine(service, maxModelLen=640)
-        after = service.wait(lambda s: is_settled(s) and not set(pids(s)) & set(pids(before)))
+        edit_engine(single, maxModelLen=640)
+        after = single.wait(lambda s: is_settled(s) and not set(pids(s)) & set(pids(before)))
         load.wait_for(2)
     assert load.failures == []
     assert len(after["replicas"]) == 1
 
 
-def test_surge_of_zero_makes_room_first_and_holds_requests_meanwhile(service: LocalOperator) -> None:
-    service.resource["spec"]["rollout"] = {"strategy": "RollingUpdate", "maxSurge": 0, "maxUnavailable": 1}
-    service.save()
-    before = service.wait(is_settled)
+def test_surge_of_zero_makes_room_first_and_holds_requests_meanwhile(single: LocalOperator) -> None:
+    single.resource["spec"]["rollout"] = {"strategy": "RollingUpdate", "maxSurge": 0, "maxUnavailable": 1}
+    single.save()
+    before = single.wait(is_settled)
     most = 0
 
     def replaced(status: Json) -> bool:
@@ -511,25 +537,30 @@ def test_surge_of_zero_makes_room_first_and_holds_requests_meanwhile(service: Lo
         most = max(most, len(status["replicas"]))
         return is_settled(status) and not set(pids(status)) & set(pids(before))
 
-    with StreamingLoad(service.url) as load:
+    with StreamingLoad(single.url) as load:
         load.wait_for(2)
-        edit_engine(service, maxModelLen=512)
-        service.wait(replaced)
+        edit_engine(single, maxModelLen=512)
+        single.wait(replaced)
         load.wait_for(2)
     assert load.failures == []  # held, since the next engine came within the time that requests wait
     assert most == 1
 
 
-def test_interrupt_finishes_streams_and_leaves_no_process(service: LocalOperator) -> None:
-    engines = service.engine_pids()
-    assert len(engines) >= 2  # the HTTP process and its worker
-    with service.client.stream("POST", "/v1/chat/completions", json=chat(200)) as response:
-        deltas = tokens_of(response)
-        next(deltas)
-        service.process.send_signal(signal.SIGINT)
-        assert sum(1 for _ in deltas) > 0
-    assert service.process.wait(30) == 0
-    assert alive(engines) == []
-    assert not (service.folder / "ready.json").exists()
-    with contextlib.suppress(httpx.HTTPError):
-        assert service.client.get("/ready").status_code == 503
+def test_interrupt_finishes_streams_and_leaves_no_process(tmp_path: Path, model: Path) -> None:
+    service = LocalOperator(tmp_path, service_resource(model))
+    try:
+        service.wait_ready()
+        engines = service.engine_pids()
+        assert len(engines) >= 2  # the HTTP process and its worker
+        with service.client.stream("POST", "/v1/chat/completions", json=chat(200)) as response:
+            deltas = tokens_of(response)
+            next(deltas)
+            service.process.send_signal(signal.SIGINT)
+            assert sum(1 for _ in deltas) > 0
+        assert service.process.wait(30) == 0
+        assert alive(engines) == []
+        assert not (tmp_path / "ready.json").exists()
+        with contextlib.suppress(httpx.HTTPError):
+            assert service.client.get("/ready").status_code == 503
+    finally:
+        service.stop()

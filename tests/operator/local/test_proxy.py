@@ -226,6 +226,73 @@ def test_accepted_request_is_never_sent_twice() -> None:
     asyncio.run(scenario())
 
 
+def leaving(seen: list[bytes], status: int = 503) -> Handler:
+    """An engine on its way out: notes what it gets, and says so in its answer."""
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append((await read_request(reader))[1])
+        writer.write(b"HTTP/1.1 %d X\r\nx-trimtab-phase: refusing\r\ncontent-length: 4\r\n\r\nleft" % status)
+
+    return handler
+
+
+@pytest.mark.parametrize("body", ["hello", "x" * 300_000], ids=["short", "long"])
+def test_request_that_a_leaving_replica_refuses_goes_to_another_whole_and_no_later_one_asks_it(
+    body: str,
+) -> None:
+    async def scenario() -> None:
+        seen: list[bytes] = []
+        async with (
+            upstream(leaving(seen), "a") as a,
+            upstream(echo, "b") as b,
+            proxy_over(a, b) as (proxy, client),
+        ):
+            for _ in range(6):
+                answer = await client.post("/", content=body)
+                assert (answer.status_code, answer.headers["x-trimtab-replica"]) == (200, "b")
+                assert answer.json()["body"] == body
+            assert seen == [body.encode()], "asked once"
+            assert proxy.backends.ready == [b]
+            assert (a.outstanding, b.outstanding) == (0, 0)
+
+    asyncio.run(scenario())
+
+
+def test_request_that_every_replica_refuses_waits_for_a_new_one() -> None:
+    async def scenario() -> None:
+        seen: list[bytes] = []
+        async with (
+            upstream(leaving(seen), "a") as a,
+            upstream(echo, "b") as b,
+            proxy_over(a) as (proxy, client),
+        ):
+            request = asyncio.create_task(client.post("/", content=b"held"))
+            await wait_until(lambda: proxy.backends.num_held == 1)
+            proxy.backends.set([a, b])
+            assert (await request).json()["body"] == "held"
+            assert seen == [b"held"]
+
+    asyncio.run(scenario())
+
+
+def test_refused_request_too_large_to_keep_is_answered_with_the_refusal() -> None:
+    async def scenario() -> None:
+        async with upstream(leaving([]), "a") as a, proxy_over(a) as (_, client):
+            answer = await client.post("/", content=b"x" * 2_000_000)
+            assert (answer.status_code, answer.text) == (503, "left")
+
+    asyncio.run(scenario())
+
+
+def test_answer_of_a_leaving_replica_passes_and_is_its_last() -> None:
+    async def scenario() -> None:
+        async with upstream(leaving([], 200), "a") as a, proxy_over(a) as (proxy, client):
+            assert (await client.get("/")).text == "left"
+            assert proxy.backends.ready == []
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("cut", [b"", b"20\r\ndata: half"], ids=["between-events", "inside-an-event"])
 def test_death_in_mid_stream_ends_with_an_error_frame(cut: bytes) -> None:
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
