@@ -53,6 +53,9 @@ def paused(status: Mapping[str, object], *, pause_file: bool) -> str | None:
     tuning = status.get("tuning")
     if not isinstance(tuning, Mapping):
         return None  # a bare engine knows no tuning state
+    if tuning.get("state") == "quiet":
+        quiet = tuning.get("quiet")
+        return str(quiet["message"] if isinstance(quiet, Mapping) else "a quiet time is in force")
     if tuning.get("state", "active") != "active":
         return f"tuning is {tuning['state']} by the annotation {PAUSE_ANNOTATION}"
     if tuning.get("mode", "Apply") not in TRYING_MODES:

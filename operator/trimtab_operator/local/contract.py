@@ -6,6 +6,7 @@ bounds, annotation. Every refusal is a ControlError with path, value and what is
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from trimtab_operator.local.live import MAX_LEASE_S, GenerationConflict
 from trimtab_operator.local.live_sync import CandidateRefused
 from trimtab_operator.names import ANNOTATION_TUNING
 from trimtab_operator.plan import live as plan_live
+from trimtab_operator.plan import quiet_times
 
 if TYPE_CHECKING:
     from trimtab_operator.local.service import LocalService
@@ -66,6 +68,7 @@ class RuntimeContract:
                 "Recommendation, or a lease_s",
             )
         self._tuning_allowed("Canary", "Apply")
+        lease_s = min(lease_s, self._quiet_in_s())
         try:
             config = rules.candidate_config(self._service.resource, document.get("config"))
             old = self._live.read_back()["in_force"]
@@ -118,12 +121,18 @@ class RuntimeContract:
         except InvalidResource as error:
             raise _refused(error) from error
         old = self._live.read_back()["in_force"]
-        self._service.keep_recommendation(found)
+        quiet = self._service.quiet()
+        waits = "" if quiet is None else f"; it waits: {quiet}"
         self._service.events.normal(
             "RecommendationReady",
-            ", ".join(f"{k}: {v}" for k, v in found.values.items()) or "spec's own values",
+            (", ".join(f"{k}: {v}" for k, v in found.values.items()) or "spec's own values") + waits,
         )
-        self._service.decide_live()
+        if quiet is not None:
+            self._service.hold_recommendation(found)
+        else:
+            self._service.hold_recommendation(None)  # a newer one is here
+            self._service.keep_recommendation(found)
+            self._service.decide_live()
         await self._live.converge()
         self._service.picture_changed()
         read_back = self._live.read_back()
@@ -132,7 +141,8 @@ class RuntimeContract:
             "old": old,
             "new": read_back["in_force"],
             "generation": incumbent["generation"],
-            "promoted": incumbent["source"] == "Recommendation",
+            "promoted": quiet is None and incumbent["source"] == "Recommendation",
+            "waits": quiet and str(quiet),
             "recommendation": found.to_json(),
             "readback": read_back,
         }
@@ -140,7 +150,8 @@ class RuntimeContract:
 
     async def withdraw_recommendation(self) -> tuple[int, Json]:
         """Back to the spec's values."""
-        if self._service.recommendation is not None:
+        if self._service.recommendation is not None or self._service.waiting is not None:
+            self._service.hold_recommendation(None)
             self._service.keep_recommendation(None)
             self._service.events.normal("RecommendationWithdrawn", "by request")
             self._service.decide_live()
@@ -185,6 +196,21 @@ class RuntimeContract:
             raise ControlError(
                 409, why, "spec.tuning.mode", self._service.resource.spec.tuning.mode, " or ".join(modes)
             )
+
+    def _quiet_in_s(self) -> float:
+        """Seconds to the next quiet time, where no candidate may be; raises ControlError in one."""
+        limits, now = self._service.resource.spec.tuning.limits, time.time()
+        quiet = quiet_times.in_force(limits, now)
+        if quiet is not None:
+            raise ControlError(
+                409,
+                f"no candidate is tried now: {quiet}",
+                "spec.tuning.limits.notDuring",
+                [entry.schedule for entry in limits.not_during],
+                "a candidate outside of these times",
+            )
+        begin = quiet_times.next_begin_s(limits, now)
+        return float("inf") if begin is None else begin - now
 
     def _canaries(self) -> frozenset[str] | None:
         """Who tries a candidate: with mode Canary only as many as `limits.canaryPods`, the oldest first."""

@@ -32,7 +32,7 @@ from trimtab_operator.local.replica import Phase, Replica
 from trimtab_operator.local.state_dir import StateDir
 from trimtab_operator.local.watch import FileWatch
 from trimtab_operator.plan import live as plan_live
-from trimtab_operator.plan import rollout
+from trimtab_operator.plan import quiet_times, rollout
 from trimtab_operator.plan import status as plan_status
 from trimtab_operator.plan.engine_flags import Placement, engine_arguments
 from trimtab_operator.plan.template import engine_environment, template_hash
@@ -68,7 +68,8 @@ class LocalService:
         self._client = client
         self.engines = Engines(client)
         self.live = LiveSync(state, self.engines, self.events, lambda: self.replicas.values())
-        self.recommendation = self._load_recommendation()
+        self.recommendation = self._load_recommendation("recommendation")
+        self.waiting = self._load_recommendation("waiting_recommendation")  # for the end of a quiet time
         self.found = ServiceStatus()  # what a cluster's resource would carry
         self._serial = 0
         self._wake = asyncio.Event()
@@ -104,6 +105,7 @@ class LocalService:
         while True:
             before = self.live.applied()
             self.live.current_template = template_hash(self.resource.spec)
+            self.keep_quiet()
             await self.live.converge()
             if self.live.applied() != before:
                 self._wake.set()
@@ -188,8 +190,38 @@ class LocalService:
                 )
         self._live_wake.set()
 
-    def _load_recommendation(self) -> Recommendation | None:
-        raw = self._state.load_state().get("recommendation")
+    def quiet(self) -> quiet_times.Quiet | None:
+        """The quiet time of now, or None."""
+        return quiet_times.in_force(self.resource.spec.tuning.limits, time.time())
+
+    def keep_quiet(self) -> None:
+        """End a candidate in a quiet time; take a recommendation that waited for the end of one."""
+        quiet = self.quiet()
+        if quiet is not None:
+            if self.live.live.end_candidate():
+                self.events.normal("CandidateEnded", str(quiet))
+                self.picture_changed()
+        elif (
+            self.waiting is not None
+            and plan_live.switch(self.resource.metadata.annotations).state == "active"
+        ):
+            found = self.waiting
+            self.hold_recommendation(None)
+            if rules.why_not(self.resource, "Recommend", "Apply") is None:
+                self.keep_recommendation(found)
+                self.decide_live()
+                self.picture_changed()
+
+    def hold_recommendation(self, recommendation: Recommendation | None) -> None:
+        """Remember it for the end of the quiet time, over restarts; None forgets it."""
+        self.waiting = recommendation
+        state = self._state.load_state()
+        self._state.save_state(
+            {**state, "waiting_recommendation": recommendation and recommendation.to_json()}
+        )
+
+    def _load_recommendation(self, key: str) -> Recommendation | None:
+        raw = self._state.load_state().get(key)
         if raw is None:
             return None
         try:
@@ -335,6 +367,7 @@ class LocalService:
             applied=self._applied_everywhere(),
             recommendation=self.recommendation,
             tuning_running=self.live.live.candidate is not None,
+            quiet=self.quiet(),
         )
         before, self.found = (
             self.found,

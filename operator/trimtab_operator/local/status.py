@@ -29,6 +29,7 @@ def render(service: LocalService) -> Json:
     read_back = service.live.read_back()
     found = service.found.to_json()
     ready = service.found.condition(names.READY)
+    state, quiet = plan_live.tuning_state(service.resource.metadata.annotations), service.quiet()
     return {
         "name": service.resource.name,
         "namespace": service.resource.namespace,
@@ -45,7 +46,8 @@ def render(service: LocalService) -> Json:
         "live": {key: read_back[key] for key in ("incumbent", "candidate", "in_force", "applied")},
         "tuning": {
             "mode": spec.tuning.mode,
-            "state": plan_live.tuning_state(service.resource.metadata.annotations),
+            "state": "quiet" if quiet is not None and state == "active" else state,
+            "quiet": quiet and {"message": str(quiet), "until": quiet.until_s if quiet.ends else None},
             "parameters": [
                 {
                     "name": plan_live.WIRE[p.name],
@@ -56,6 +58,7 @@ def render(service: LocalService) -> Json:
                 for p in spec.tuning.parameters
             ],
             "recommendation": service.recommendation and service.recommendation.to_json(),
+            "waiting": service.waiting and service.waiting.to_json(),
         },
         "file": {"path": str(service.watch.path), "error": service.file_error},
         "events": [event.to_json() for event in service.events.last(_EVENTS)],

@@ -408,6 +408,38 @@ def test_annotation_pauses_and_reverts_tuning(service: LocalOperator) -> None:
     service.wait(lambda s: live_in_force(s, max_num_batched_tokens=512), timeout_s=10)
 
 
+def test_in_a_quiet_time_a_candidate_goes_and_a_promotion_waits_for_its_end(service: LocalOperator) -> None:
+    always = [{"schedule": "* * * * *", "duration": "1h"}]
+    service.control.put("/admin/live-config", json=candidate(service, 60, max_num_batched_tokens=64))
+    service.resource["spec"]["tuning"]["limits"] = {"notDuring": always}
+    service.save()
+    try:
+        quiet = service.wait(
+            lambda s: s["live"]["candidate"] is None and live_in_force(s, max_num_batched_tokens=512)
+        )
+        assert quiet["tuning"]["state"] == "quiet"
+        assert "spec.tuning.limits.notDuring[0] (* * * * *)" in quiet["tuning"]["quiet"]["message"]
+        quiet = service.wait(lambda s: condition(s, "TuningReady")["reason"] == "QuietTime")
+        refused = service.control.put(
+            "/admin/live-config", json=candidate(service, 5, max_num_batched_tokens=64)
+        )
+        assert refused.status_code == 409
+        assert refused.json()["error"]["path"] == "spec.tuning.limits.notDuring"
+        taken = service.control.put("/admin/recommendation", json={"config": {"max_num_batched_tokens": 256}})
+        assert taken.status_code == 200, taken.text
+        assert taken.json()["promoted"] is False
+        assert "notDuring" in taken.json()["waits"]
+        status = service.status()
+        assert status["tuning"]["waiting"]["values"] == {"maxNumBatchedTokens": 256}
+        assert live_in_force(status, max_num_batched_tokens=512)
+    finally:
+        del service.resource["spec"]["tuning"]["limits"]
+        service.save()
+    status = service.wait(lambda s: live_in_force(s, max_num_batched_tokens=256))
+    assert status["tuning"]["waiting"] is None
+    assert status["tuning"]["state"] == "active"
+
+
 def test_canary_mode_tries_on_one_replica_and_promotes_nothing(service: LocalOperator) -> None:
     service.resource["spec"]["tuning"]["mode"] = "Canary"
     service.save()

@@ -68,12 +68,13 @@ def test_a_step_may_take_nine_tenths_of_the_tightest_gap_target() -> None:
         ({"state": "reverted", "mode": "Apply"}, "reverted by the annotation"),
         ({"state": "active", "mode": "Off"}, "needs Canary or Apply"),
         ({"state": "active", "mode": "Recommend"}, "needs Canary or Apply"),
+        ({"state": "quiet", "mode": "Apply", "quiet": {"message": "until 18:00"}}, "until 18:00"),
         ({"state": "active", "mode": "Canary"}, None),
         ({"state": "active", "mode": "Apply"}, None),
     ],
 )
 def test_what_the_operator_says_of_tuning_is_a_kill_switch(
-    tuning: dict[str, str], reason: str | None
+    tuning: dict[str, object], reason: str | None
 ) -> None:
     found = guardrails.paused({"tuning": tuning}, pause_file=False)
     assert (found is None) if reason is None else (reason in (found or ""))
