@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.pods import T0, moment, pod
 from support.services import BUDGET_PARAMETER, flag, resource, run_resource
+from trimtab_engine.server.openai.auth import ApiKeys
 from trimtab_operator import names, schema
 from trimtab_operator.api import InferenceService, TuningRun
 from trimtab_operator.plan import alerts, pods, shadow
@@ -232,6 +235,27 @@ def test_they_are_made_with_key_and_policy_first_and_then_left_alone() -> None:
     assert (second.pods, second.waits, second.ended) == (frozenset({"s1", "s2"}), None, None)
     for key, item in standing.objects.items():
         assert drift(made(service, of)[key], item) == ()
+
+
+@pytest.mark.parametrize(
+    ("address", "url"), [("10.96.0.9", "http://10.96.0.9:8000"), ("fd00::9", "http://[fd00::9]:8000")]
+)
+def test_their_address_is_told_once_there_is_one(address: str, url: str) -> None:
+    service, of = chat(), run()
+    objects = made(service, of)
+    assert planned(service, of, shadow.Standing(objects)).engines is None
+    objects["Service", "chat-1-shadow"]["spec"]["clusterIP"] = address
+    found = planned(service, of, shadow.Standing(objects)).engines
+    assert found == shadow.Engines(2, url, "chat-1-shadow", "api-key")
+
+
+def test_the_key_is_given_as_engines_read_it_and_as_a_worker_shows_it(tmp_path: Path) -> None:
+    data = shadow.secret(chat(), run(), "k-1")["data"]
+    content = {name: base64.b64decode(text).decode() for name, text in data.items()}
+    assert content["api-key"] == "k-1"
+    file = tmp_path / "api-keys.json"
+    file.write_text(content["api-keys.json"])
+    assert ApiKeys(file).tenant("Bearer k-1") == "shadow"
 
 
 def test_an_autoscaler_does_not_change_how_many_there_are_once_a_run_has_begun() -> None:

@@ -10,6 +10,7 @@ from support.services import resource, run_resource
 from trimtab_operator import names, schema
 from trimtab_operator.api import InferenceService, TuningRun
 from trimtab_operator.plan import worker_job
+from trimtab_operator.plan.shadow import Engines
 from trimtab_operator.plan.tuner_pod import Tuner
 
 Json = dict[str, Any]
@@ -146,3 +147,17 @@ def test_tokens_are_by_pod_and_the_job_mounts_the_secret_that_holds_them() -> No
     assert (secret["metadata"]["name"], secret["immutable"]) == ("chat-1-worker-x7", True)
     spec = pod_of(worker_job.job(service(), run(), TUNER, 60.0, "chat-1-worker-x7"))
     assert {"name": "tokens", "secret": {"secretName": "chat-1-worker-x7"}} in spec["volumes"]
+
+
+def test_a_shadow_runs_worker_knows_where_its_engines_are_and_shows_them_their_key() -> None:
+    of = run(evaluator="Shadow")
+    engines = Engines(2, "http://10.96.0.9:8000", "chat-1-shadow")
+    container = pod_of(worker_job.job(service(), of, TUNER, 60.0, engines=engines))["containers"][0]
+    assert container["args"][-2:] == ["--engines", "2@http://10.96.0.9:8000"]
+    reference = {"name": "chat-1-shadow", "key": "api-key"}
+    assert {
+        "name": "TRIMTAB_API_KEY",
+        "valueFrom": {"secretKeyRef": reference},
+    } in container["env"]
+    usual = pod_of(worker_job.job(service(), of, TUNER, 60.0))["containers"][0]
+    assert [one["name"] for one in usual["env"]] == ["HOME"]

@@ -36,6 +36,7 @@ EVALUATOR = "Shadow"
 LIMIT = "spec.tuning.limits.extraReplicas"
 #: Entry of the run's Secret; an engine's file of keys (name: key) with one entry.
 KEYS_ENTRY = "api-keys.json"
+WORKER_ENTRY = "api-key"  # the same, as its worker shows it
 KEY_NAME = "shadow"
 KEYS_VOLUME = "api-keys"
 #: Nobody misses what a shadow was doing: enough to say goodbye, too little to hold a GPU.
@@ -66,6 +67,16 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
+class Engines:
+    """What a run's worker has to know of them: how many there are, behind which address, and where the key is."""
+
+    replicas: int
+    url: str
+    secret: str
+    secret_key: str = WORKER_ENTRY
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What to do about shadows now. `size` pods are wanted for the acting run. `waits`: what they lack; `ended`: why the run is over."""
 
@@ -73,6 +84,7 @@ class Plan:
     keys: bool = False  # the Secret is to be made first
     size: int = 0
     pods: frozenset[str] = frozenset()
+    engines: Engines | None = None  # once they have an address
     waits: Reason | None = None
     ended: Reason | None = None
 
@@ -118,6 +130,7 @@ def plan(
         keys=deployment is None and not changes.taken and not changes.waiting,
         size=wanted,
         pods=frozenset(replica.name for replica in mine),
+        engines=_engines(run, wanted, standing),
         waits=_lacking(wanted, mine, deployment),
     )
 
@@ -137,6 +150,15 @@ def whose(run: TuningRun | None, live: Mapping[str, Any]) -> children.Ownership:
             return "ours"
         return "former" if owner.get("name") == run.name else "foreign"
     return "foreign"
+
+
+def _engines(run: TuningRun, replicas: int, standing: Standing) -> Engines | None:
+    """By the cluster's own address of their Service: no name look-up is needed, and a policy need not admit one."""
+    name = names.shadow(run.name)
+    found = standing.objects.get(("Service", name))
+    address = "" if found is None or whose(run, found) != "ours" else found["spec"].get("clusterIP", "")
+    host = f"[{address}]" if ":" in address else address
+    return Engines(replicas, f"http://{host}:{SERVING_PORT}", name) if host else None
 
 
 def _changes(run: TuningRun | None, wanted: Sequence[Manifest], standing: Standing) -> children.Changes:
@@ -237,13 +259,9 @@ def manifests(
 def secret(service: InferenceService, run: TuningRun, key: str) -> Manifest:
     """The API key of the run's engines, for them and for its worker."""
     built = _head(service, run, "v1", "Secret")
-    content = json.dumps({KEY_NAME: key}).encode()
-    return {
-        **built,
-        "type": "Opaque",
-        "immutable": True,
-        "data": {KEYS_ENTRY: base64.b64encode(content).decode()},
-    }
+    content = {KEYS_ENTRY: json.dumps({KEY_NAME: key}), WORKER_ENTRY: key}
+    data = {name: base64.b64encode(text.encode()).decode() for name, text in content.items()}
+    return {**built, "type": "Opaque", "immutable": True, "data": data}
 
 
 def _network_policy(service: InferenceService, run: TuningRun, context: Context) -> Manifest:

@@ -41,6 +41,7 @@ def tuner_pod(
     labels: Mapping[str, str],
     account: str,
     mounts: Sequence[Mount] = (),
+    env: Sequence[Manifest] = (),
     pull_secrets: Sequence[str] = (),
     grace_s: int = 30,
 ) -> Manifest:
@@ -49,7 +50,7 @@ def tuner_pod(
         "name": container,
         "image": tuner.image,
         "args": list(arguments),
-        "env": [{"name": "HOME", "value": TMP}],
+        "env": [{"name": "HOME", "value": TMP}, *env],
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,

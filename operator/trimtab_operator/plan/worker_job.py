@@ -20,6 +20,7 @@ from trimtab_operator import names
 from trimtab_operator.api import InferenceService, TuningRun
 from trimtab_operator.plan.access import account_with_rights, rule
 from trimtab_operator.plan.objects import run_child, run_labels
+from trimtab_operator.plan.shadow import Engines
 from trimtab_operator.plan.tuner_pod import Mount, Tuner, tuner_pod
 
 Manifest = dict[str, Any]
@@ -27,6 +28,8 @@ Manifest = dict[str, Any]
 TOKENS_DIRECTORY = "/var/run/trimtab/tokens"
 TOKENS_ENTRY = "tokens.json"
 TRACE_DIRECTORY = "/var/run/trimtab/trace"
+#: By which a worker learns what to show to engines that ask for a key.
+API_KEY_VARIABLE = "TRIMTAB_API_KEY"
 #: The beginning of a run is when it reads engines' admin ports; later, candidates go through its status.
 TOKEN_LIFE_S = 3600.0
 RETRIES = 2
@@ -65,9 +68,14 @@ def tokens(run: TuningRun, by_pod_uid: Mapping[str, str], name: str | None = Non
 
 
 def job(
-    service: InferenceService, run: TuningRun, tuner: Tuner, left_s: float, secret: str | None = None
+    service: InferenceService,
+    run: TuningRun,
+    tuner: Tuner,
+    left_s: float,
+    secret: str | None = None,
+    engines: Engines | None = None,
 ) -> Manifest:
-    """The Job, which has `left_s` of the run's time limit; `secret`: name of the Secret with tokens."""
+    """The Job, which has `left_s` of the run's time limit; `secret`: name of the Secret with tokens; `engines` are a Shadow run's own."""
     mounts = [
         Mount("tokens", TOKENS_DIRECTORY, {"secret": {"secretName": secret or names.worker(run.name)}}),
     ]
@@ -105,10 +113,11 @@ def job(
         "template": tuner_pod(
             tuner,
             container=names.WORKER_CONTAINER,
-            arguments=arguments(run, tuner),
+            arguments=arguments(run, tuner, engines),
             labels=run_labels(run, names.WORKER_COMPONENT),
             account=names.worker(run.name),
             mounts=mounts,
+            env=[] if engines is None else [_api_key(engines)],
             pull_secrets=[secret.name for secret in service.spec.engine.image_pull_secrets],
             grace_s=GRACE_S,
         ),
@@ -116,7 +125,7 @@ def job(
     return built
 
 
-def arguments(run: TuningRun, tuner: Tuner) -> list[str]:
+def arguments(run: TuningRun, tuner: Tuner, engines: Engines | None = None) -> list[str]:
     """The worker's command line, behind the image's entrypoint."""
     words = ["work", "--namespace", run.metadata.namespace, "--run", run.name]
     words += ["--tokens", f"{TOKENS_DIRECTORY}/{TOKENS_ENTRY}"]
@@ -125,7 +134,14 @@ def arguments(run: TuningRun, tuner: Tuner) -> list[str]:
     trace = run.spec.workload.trace_ref
     if trace is not None:
         words += ["--trace", f"{TRACE_DIRECTORY}/{trace.key}"]
+    if engines is not None:
+        words += ["--engines", f"{engines.replicas}@{engines.url}"]
     return words
+
+
+def _api_key(engines: Engines) -> Manifest:
+    source = {"secretKeyRef": {"name": engines.secret, "key": engines.secret_key}}
+    return {"name": API_KEY_VARIABLE, "valueFrom": source}
 
 
 def _head(run: TuningRun, api_version: str, kind: str) -> Manifest:

@@ -8,8 +8,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import cast
 
+from trimtab_tuner.cluster.objects import Run
 from trimtab_tuner.cluster.plan import Factory, Plan, Work
 from trimtab_tuner.errors import InputError
+from trimtab_tuner.guardrails import TRYING_MODES
 
 #: (evaluator, workload) → module of `cluster` that has `async def make(work) -> Plan`.
 MODULES = {
@@ -17,7 +19,17 @@ MODULES = {
     ("Live", "Trace"): "live",
     ("Simulator", "Recorded"): "simulated",
     ("Simulator", "Trace"): "simulated",
+    ("Shadow", "Recorded"): "shadow",
+    ("Shadow", "Trace"): "shadow",
 }
+#: Modes of a service in which a run may have a candidate in force on engines of its own.
+_OWN_ENGINES = ("Recommend", *TRYING_MODES)
+
+
+def modes(run: Run) -> tuple[str, ...]:
+    """The service's modes in which candidates of this run may be in force."""
+    return _OWN_ENGINES if run.evaluator == "Shadow" else TRYING_MODES
+
 
 OBSERVING = ("Live", "Recorded")  # real traffic as it comes, in slices
 

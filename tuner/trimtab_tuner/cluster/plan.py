@@ -22,6 +22,14 @@ from trimtab_tuner.target import ServiceTarget
 
 
 @dataclass(frozen=True, slots=True)
+class Engines:
+    """Those that a Shadow run has of its own: the address of their Service, and how many there are."""
+
+    url: str
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """Everything that is known when a worker begins."""
 
@@ -37,7 +45,8 @@ class Work:
     prometheus: str | None = None
     trace: Path | None = None
     tokens: Mapping[str, str] = field(default_factory=dict)  # read tokens by pod UID
-    api_key: str | None = None  # of the service, for replays
+    api_key: str | None = None  # of whom a replay asks: the service, or the run's own engines
+    engines: Engines | None = None  # of a Shadow run
     say: Callable[[str, str], None] = lambda label, text: None  # one line to the log
 
 

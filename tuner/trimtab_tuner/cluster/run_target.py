@@ -44,8 +44,17 @@ class ServiceGone(ServerError):
 class RunTarget:
     """See the module."""
 
-    def __init__(self, kube: Kube, namespace: str, service: Service, notebook: Notebook) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        namespace: str,
+        service: Service,
+        notebook: Notebook,
+        modes: tuple[str, ...] = TRYING_MODES,
+    ) -> None:
+        """`modes`: those of the service in which a candidate may be in force."""
         self._kube = kube
+        self._modes = modes
         self._namespace = namespace
         self._service = service
         self._notebook = notebook
@@ -120,8 +129,8 @@ class RunTarget:
     def _why_not(self, service: Service, now: LiveConfig) -> str | None:
         if service.halted is not None:
             return f"tuning is {service.halted} by the annotation {PAUSE_ANNOTATION}"
-        if service.mode not in TRYING_MODES:
-            return f"spec.tuning.mode is {service.mode}; trying candidates needs {' or '.join(TRYING_MODES)}"
+        if service.mode not in self._modes:
+            return f"spec.tuning.mode is {service.mode}; trying candidates needs {' or '.join(self._modes)}"
         if now != self.start:
             return "the incumbent was changed meanwhile, so what was measured says nothing about it"
         return None

@@ -25,7 +25,7 @@ from trimtab_tuner.cluster import evaluators, objects, results
 from trimtab_tuner.cluster.kube import RUN, SERVICE, Kind, Kube, KubeError, NotFound, Unavailable
 from trimtab_tuner.cluster.notebook import Json, Notebook, RunEnded, RunGone, TrialRow
 from trimtab_tuner.cluster.objects import FIELDS, Parameter, Run, Service
-from trimtab_tuner.cluster.plan import Plan, Work
+from trimtab_tuner.cluster.plan import Engines, Plan, Work
 from trimtab_tuner.cluster.run_target import AWAY_S, RunTarget, ServiceGone
 from trimtab_tuner.cluster.work_view import WorkView
 from trimtab_tuner.errors import InputError
@@ -53,6 +53,7 @@ class Orders:
     trace: Path | None = None
     tokens: Mapping[str, str] = field(default_factory=dict)
     api_key: str | None = None
+    engines: Engines | None = None
 
 
 async def work(kube: Kube, orders: Orders, log: View) -> str:
@@ -86,7 +87,7 @@ async def _tune(kube: Kube, orders: Orders, run: Run, notebook: Notebook, log: V
         service = objects.service_of(await _patiently(kube, SERVICE, orders.namespace, run.service))
     except NotFound:
         raise ServiceGone(f"there is no InferenceService {run.service}") from None
-    target = RunTarget(kube, orders.namespace, service, notebook)
+    target = RunTarget(kube, orders.namespace, service, notebook, evaluators.modes(run))
     await notebook.write_patiently(AWAY_S)  # what an earlier worker left in force, or running, is over
     incumbent = (await target.read()).incumbent.config
     view = WorkView(notebook, target, log)
@@ -110,6 +111,7 @@ async def _tune(kube: Kube, orders: Orders, run: Run, notebook: Notebook, log: V
                 trace=orders.trace,
                 tokens=orders.tokens,
                 api_key=orders.api_key,
+                engines=orders.engines,
                 say=view.note,
             )
         )

@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 
 from trimtab_tuner.cluster import kube, records, worker
+from trimtab_tuner.cluster.plan import Engines
 from trimtab_tuner.errors import InputError, TunerError
 from trimtab_tuner.run_view import RunView
 
@@ -39,11 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--trace", metavar="FILE", help="the trace of spec.workload.traceRef")
     parser.add_argument(
+        "--engines",
+        metavar="N@URL",
+        help="number and address of the engines that a Shadow run has of its own",
+    )
+    parser.add_argument(
         "--kubeconfig", metavar="FILE", help="how to reach the cluster (default: the pod's ServiceAccount)"
     )
-    parser.epilog = (
-        f"The service's API key for a replay is read from the environment variable {API_KEY_VARIABLE}."
-    )
+    parser.epilog = f"The API key for a replay is read from the environment variable {API_KEY_VARIABLE}."
 
 
 def main(args: argparse.Namespace) -> int:
@@ -58,6 +62,7 @@ def main(args: argparse.Namespace) -> int:
             trace=None if args.trace is None else Path(args.trace),
             tokens=records.load_tokens(None if args.tokens is None else Path(args.tokens)),
             api_key=os.environ.get(API_KEY_VARIABLE) or None,
+            engines=None if args.engines is None else _engines(args.engines),
         )
         with RunView() as view:
             said = asyncio.run(_until_stopped(kube.connect(args.kubeconfig), orders, view))
@@ -72,6 +77,13 @@ def main(args: argparse.Namespace) -> int:
         return STOPPED
     print(f"  {said}", file=sys.stderr)
     return 0
+
+
+def _engines(text: str) -> Engines:
+    count, at, url = text.partition("@")
+    if not (at and url and count.isdigit() and int(count) > 0):
+        raise InputError("--engines", text, "N@URL such as 2@http://10.96.0.9:8000")
+    return Engines(url, int(count))
 
 
 async def _until_stopped(api: kube.Kube, orders: worker.Orders, view: RunView) -> str | None:

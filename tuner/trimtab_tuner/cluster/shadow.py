@@ -1,0 +1,120 @@
+"""Shadow runs in a cluster: recorded requests, or a trace, replayed to engines that are added for the length of the run.
+
+Called by `evaluators`. The operator makes these engines and puts candidates in force there alone, so nobody's request meets one: moves
+may be large, and each change is measured as soon as the one before has drained. Recorded traffic is that of as many of the
+service's engines as there are added ones, so that each of those gets what one of these got.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+
+from trimtab_tuner import trace as traces
+from trimtab_tuner.cluster import live, metrics, pods
+from trimtab_tuner.cluster.kube import Unavailable
+from trimtab_tuner.cluster.metrics import PodFinder
+from trimtab_tuner.cluster.plan import Engines, Plan, Work
+from trimtab_tuner.cluster.records import Records
+from trimtab_tuner.errors import InputError
+from trimtab_tuner.evaluate import LiveEvaluator
+from trimtab_tuner.guardrails import Limits
+from trimtab_tuner.metrics.names import TRIMTAB
+from trimtab_tuner.recorded import EngineRecords, merge
+from trimtab_tuner.replay import ReplayOptions
+from trimtab_tuner.trace import Trace
+from trimtab_tuner.workload import ReplayWorkload
+
+LEAST_REQUESTS = live.MIN_REQUESTS_TRACE
+#: Incumbent, candidate, confirmation; and one to spare.
+REPLAYS = 4
+#: Of a replay's length, for its last answers, a wash-out and the change itself.
+BETWEEN_SHARE = 0.25
+LOOK_AGAIN_S = 1.0
+LIMITS = Limits(
+    max_factor=None, cooldown_windows=0, min_requests=LEAST_REQUESTS, error_budget_left=0.0
+)  # as for any replay to engines that serve nobody
+
+
+async def make(work: Work) -> Plan:
+    """The plan of a Shadow run, once its engines are ready. Raises InputError where there is nothing to replay."""
+    engines = work.engines
+    if engines is None:
+        raise InputError(
+            "--engines", None, "address and number of the run's own engines, which the operator makes"
+        )
+    began_s = time.monotonic()
+    # First: read tokens do not live long, and engines may take their time.
+    trace = await _recorded(work, engines) if work.trace is None else traces.load(work.trace)
+    find = PodFinder(work.kube, work.namespace, f"{work.run.name}-shadow")
+    await _ready(work, find, engines)
+    work = dataclasses.replace(work, time_left_s=work.time_left_s - (time.monotonic() - began_s))
+    workload = ReplayWorkload(
+        trace, engines.url, slo=work.incumbent.slo, options=ReplayOptions(api_key=work.api_key)
+    )
+    interval_s = min(live.LAST_INTERVAL_S, max(live.FIRST_INTERVAL_S, workload.span_s / live.SAMPLES_A_SLICE))
+    evaluator = LiveEvaluator(
+        work.target,
+        metrics.scraping(work.client, find, interval_s),
+        workload,
+        names=TRIMTAB,
+        limits=LIMITS,
+        lease_s=live.LEASE_S,
+        washout_s=live.WASHOUT_S,
+        min_requests=LEAST_REQUESTS,
+        wait_until_idle=True,
+        paused=work.paused,
+    )
+    facts = {"workload": trace.source, "requests": workload.num_requests, "span_s": round(workload.span_s, 1),
+             "trace_hash": workload.trace_hash, "engines": engines.replicas}  # fmt: skip
+    return Plan(evaluator, LIMITS, live.options(work), facts=facts)
+
+
+async def _recorded(work: Work, engines: Engines) -> Trace:
+    """The newest recorded requests of as many engines of the service as there are added ones."""
+    found = await pods.find(work.kube, work.namespace, work.service.name)
+    records, told = Records(work.client, work.tokens), list[EngineRecords]()
+    for pod in records.readable(found):
+        answer = await records.ask(pod)
+        if answer.records:
+            told.append(EngineRecords(pod.name, answer.records, answer.block_size))
+        if len(told) == engines.replicas:
+            break
+    merged = merge(work.service.name, told)
+    part = None if merged is None else newest(merged.trace, work.service.window_s, work.time_left_s)
+    count = 0 if part is None else len(part)
+    if part is None or count < LEAST_REQUESTS:
+        allowed = f"at least {LEAST_REQUESTS} that a replay has time for; wait for more traffic, raise spec.timeLimit, or give a trace"
+        raise InputError(f"requests recorded by {len(told)} engines of {work.service.name}", count, allowed)
+    return part
+
+
+def newest(trace: Trace, window_s: float, time_left_s: float) -> Trace:
+    """The last `window_s` of the recording, or less, so that `REPLAYS` fit into `time_left_s`; more where that holds too few requests."""
+    fits_s = max(1.0, time_left_s / REPLAYS / (1 + BETWEEN_SHARE))
+    part = _last(trace, min(window_s, fits_s))
+    return _last(trace, fits_s) if len(part) < LEAST_REQUESTS else part
+
+
+def _last(trace: Trace, span_s: float) -> Trace:
+    if trace.span_s <= span_s:
+        return trace
+    return trace.slice_time(trace.span_s - span_s, trace.span_s + 1.0)
+
+
+async def _ready(work: Work, find: PodFinder, engines: Engines) -> None:
+    """Until all engines are ready. The operator ends a run whose engines never are, at its time limit; that raises RunOver."""
+    said = False
+    while True:
+        ready = 0
+        with contextlib.suppress(Unavailable):
+            ready = len(await find())
+        if ready >= engines.replicas:
+            return
+        if not said:
+            work.say("engines", f"waiting until {engines.replicas} of the run's own are ready")
+            said = True
+        await work.paused()  # raises when the run is over
+        await asyncio.sleep(LOOK_AGAIN_S)
