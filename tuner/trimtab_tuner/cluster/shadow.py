@@ -24,6 +24,7 @@ from trimtab_tuner.guardrails import Limits
 from trimtab_tuner.metrics.names import TRIMTAB
 from trimtab_tuner.recorded import EngineRecords, merge
 from trimtab_tuner.replay import ReplayOptions
+from trimtab_tuner.simulate.search import Unmeasured
 from trimtab_tuner.trace import Trace
 from trimtab_tuner.workload import ReplayWorkload
 
@@ -39,7 +40,7 @@ LIMITS = Limits(
 
 
 async def make(work: Work) -> Plan:
-    """The plan of a Shadow run, once its engines are ready. Raises InputError where there is nothing to replay."""
+    """The plan of a Shadow run, once its engines are ready."""
     engines = work.engines
     if engines is None:
         raise InputError(
@@ -48,6 +49,8 @@ async def make(work: Work) -> Plan:
     began_s = time.monotonic()
     # First: read tokens do not live long, and engines may take their time.
     trace = await _recorded(work, engines) if work.trace is None else traces.load(work.trace)
+    if isinstance(trace, str):
+        return Plan(Unmeasured(work.incumbent, trace), LIMITS, live.options(work))
     find = PodFinder(work.kube, work.namespace, f"{work.run.name}-shadow")
     await _ready(work, find, engines)
     work = dataclasses.replace(work, time_left_s=work.time_left_s - (time.monotonic() - began_s))
@@ -72,22 +75,24 @@ async def make(work: Work) -> Plan:
     return Plan(evaluator, LIMITS, live.options(work), facts=facts)
 
 
-async def _recorded(work: Work, engines: Engines) -> Trace:
-    """The newest recorded requests of as many engines of the service as there are added ones."""
+async def _recorded(work: Work, engines: Engines) -> Trace | str:
+    """The newest recorded requests of as many engines of the service as there are added ones; a text says why there is no trace."""
     found = await pods.find(work.kube, work.namespace, work.service.name)
     records, told = Records(work.client, work.tokens), list[EngineRecords]()
     for pod in records.readable(found):
         answer = await records.ask(pod)
         if answer.records:
-            told.append(EngineRecords(pod.name, answer.records, answer.block_size))
+            told.append(EngineRecords(pod.name, answer.records, answer.block_size, answer.dropped))
         if len(told) == engines.replicas:
             break
     merged = merge(work.service.name, told)
     part = None if merged is None else newest(merged.trace, work.service.window_s, work.time_left_s)
     count = 0 if part is None else len(part)
     if part is None or count < LEAST_REQUESTS:
-        allowed = f"at least {LEAST_REQUESTS} that a replay has time for; wait for more traffic, raise spec.timeLimit, or give a trace"
-        raise InputError(f"requests recorded by {len(told)} engines of {work.service.name}", count, allowed)
+        return (
+            f"engines of {work.service.name} have recorded {count} requests that a replay has time for; at least {LEAST_REQUESTS} "
+            "are needed: send it more traffic, raise spec.timeLimit, or give a trace"
+        )
     return part
 
 
