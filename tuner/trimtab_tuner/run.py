@@ -343,7 +343,7 @@ class TuningRun:
                 f"by the estimate even {grid[0]} tokens take {self._step_time.at(grid[0]):.3f} s, over {limit_s:.3f} s: "
                 "only that budget is tried",
             )
-        start = space.values_of(before, knobs)
+        start = space.nearest(before, knobs)
         study.enqueue([{**start, budget.name: point} for point in points], origin="step time")
         self._audit.write("first points", points=list(points), limit_s=limit_s, last_resort=self._last_resort)
 

@@ -132,6 +132,18 @@ def values_of(config: LiveConfig, knobs: Sequence[Knob]) -> dict[str, Value]:
     return {knob.name: getattr(config, knob.name) for knob in knobs}
 
 
+def nearest(config: LiveConfig, knobs: Sequence[Knob]) -> dict[str, Value]:
+    """The point of the space next to `config`, which may stand outside: bounds are about candidates, not about what runs."""
+
+    def closest(knob: Knob) -> Value:
+        value = getattr(config, knob.name)
+        if value in knob.choices or not knob.ordered:
+            return value if value in knob.choices else knob.choices[0]
+        return min(knob.choices, key=lambda choice: abs(int(choice) - int(value)))
+
+    return {knob.name: closest(knob) for knob in knobs}
+
+
 def valid(config: LiveConfig, ceilings: Ceilings) -> bool:
     """Whether the engine would take this config: under its ceilings, and every decode fits into a step."""
     return (

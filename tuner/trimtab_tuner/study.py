@@ -80,8 +80,8 @@ class Study:
         return len(self._known)
 
     def tell_start(self, values: Values, score: Score) -> None:
-        """What the incumbent scored: the first trial."""
-        if self._key(values) in self._known:
+        """What the incumbent scored: the first trial. One that stands outside the space teaches nothing about it."""
+        if self._key(values) in self._known or any(values[k.name] not in k.choices for k in self._knobs):
             return
         trial = optuna.trial.create_trial(
             params=self._encode(values),

@@ -9,6 +9,7 @@ from trimtab_engine.core.live import Ceilings
 from trimtab_tuner import score as scores
 from trimtab_tuner import space, steptime
 from trimtab_tuner.errors import InputError
+from trimtab_tuner.study import Study
 
 
 @given(st.integers(1, 300), st.integers(1, 20000), st.sampled_from([1, 16, 64]))
@@ -121,3 +122,31 @@ def test_a_score_counts_violated_verdicts_and_tells_each_target_apart() -> None:
     assert scores.score(make_reading(n=200, violated_itl=1), SLO).feasible
     assert not scores.score(make_reading(n=200), SLO, step_time_ratio=1.3).feasible
     assert scores.broken("stopped").objective > 2.0
+
+
+def test_a_start_outside_its_own_bounds_is_searched_from_the_nearest_point() -> None:
+    start = make_config(max_num_batched_tokens=4096, max_num_seqs=200)
+    knobs = space.build(
+        start,
+        Ceilings(),
+        knobs=("max_num_batched_tokens", "scheduling_policy", "max_num_seqs"),
+        bounds={"max_num_batched_tokens": (256, 1024), "max_num_seqs": (1, 64)},
+    )
+    assert space.nearest(start, knobs) == {
+        "max_num_batched_tokens": 1024,
+        "scheduling_policy": start.scheduling_policy,
+        "max_num_seqs": 64,
+    }
+    assert (
+        space.nearest(make_config(max_num_batched_tokens=256, max_num_seqs=16), knobs)[
+            "max_num_batched_tokens"
+        ]
+        == 256
+    )
+    study = Study(knobs, seed=0)
+    study.tell_start(space.values_of(start, knobs), scores.Score(0.5, {}))  # no point of this space
+    assert study.measured == 0
+    study.enqueue([space.nearest(start, knobs)], "test")
+    proposal = study.ask(lambda _: {})
+    assert proposal is not None
+    assert proposal.values == space.nearest(start, knobs)
