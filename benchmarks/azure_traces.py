@@ -21,12 +21,12 @@ from trimtab_tuner.trace import Trace, TraceRequest
 NAMES = ("code", "conv")
 VARIABLE = "TRIMTAB_TRACES"
 
-_AT = (0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.975, 0.99, 0.999, 1)
-_PROMPT = {
+AT = (0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.975, 0.99, 0.999, 1)
+PROMPT = {
     "code": (3, 17, 75, 147, 385, 770, 1075, 1469, 1909, 2433, 3192, 3920, 5187, 6097, 7303, 7435, 7436, 7437, 7437),
     "conv": (2, 29, 181, 207, 387, 403, 703, 1020, 1071, 1130, 1315, 1876, 2734, 4075, 4083, 4092, 4142, 6179, 14050),
 }  # fmt: skip
-_OUTPUT = {
+OUTPUT = {
     "code": (6, 6, 6, 7, 8, 9, 11, 13, 16, 20, 29, 39, 55, 69, 90, 145, 251, 825, 1899),
     "conv": (7, 16, 41, 54, 77, 91, 103, 129, 177, 384, 400, 411, 424, 430, 451, 522, 601, 954, 1000),
 }  # fmt: skip
@@ -65,7 +65,7 @@ def load(name: str) -> Lengths:
         )
     rng = np.random.default_rng(2023)
     drawn = [
-        np.rint(np.interp(rng.random(_STAND_IN_ROWS), _AT, table[name])).astype(np.int64)
-        for table in (_PROMPT, _OUTPUT)
+        np.rint(np.interp(rng.random(_STAND_IN_ROWS), AT, table[name])).astype(np.int64)
+        for table in (PROMPT, OUTPUT)
     ]
     return Lengths(name, drawn[0], drawn[1], "stand-in")
