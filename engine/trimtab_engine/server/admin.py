@@ -24,6 +24,7 @@ from trimtab_engine.server.state import AppState
 Handler = Callable[[Request], Awaitable[Response]]
 MAX_BODY_BYTES = 1 << 20
 MAX_WORKLOAD_RECORDS = 5_000
+MAX_HOLD_S = 60.0  # a lease: whoever wants more renews it
 
 
 def create_admin_app(state: AppState, auth: AdminAuth | None) -> Starlette:
@@ -80,6 +81,10 @@ def create_admin_app(state: AppState, auth: AdminAuth | None) -> Starlette:
         state.lifecycle.leave()
         return JSONResponse(state.lifecycle.to_json(), status_code=202)
 
+    async def hold(request: Request) -> Response:
+        done = state.lifecycle.hold(_hold_s(await _json_body(request)))
+        return JSONResponse(state.lifecycle.to_json(), status_code=200 if done else 409)
+
     async def lifecycle(request: Request) -> Response:
         return JSONResponse(state.lifecycle.to_json())
 
@@ -92,6 +97,7 @@ def create_admin_app(state: AppState, auth: AdminAuth | None) -> Starlette:
             Route("/admin/step-model", guarded(get_step_model, "read"), methods=["GET"]),
             Route("/admin/info", guarded(get_info, "read"), methods=["GET"]),
             Route("/admin/drain", guarded(drain, "write"), methods=["POST"]),
+            Route("/admin/drain", guarded(hold, "write"), methods=["PUT"]),
             Route("/admin/drain", guarded(lifecycle, "read"), methods=["GET"]),
             metrics_route(state),
         ]
@@ -121,6 +127,13 @@ async def _json_body(request: Request) -> object:
         return strict_json.decode(data)
     except ValueError as error:
         raise ConfigError("body", data[:80].decode(errors="replace"), f"JSON ({error})") from error
+
+
+def _hold_s(body: object) -> float:
+    value = body.get("hold_s") if isinstance(body, dict) and len(body) == 1 else body
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_HOLD_S:
+        raise ConfigError("hold_s", value, f"seconds from 0 to {MAX_HOLD_S:g}, and nothing beside it")
+    return float(value)
 
 
 def _query_int(request: Request, name: str, default: int, low: int, high: int) -> int:

@@ -1,7 +1,8 @@
 """The phases a server goes through, and which of them take requests. Pure.
 
 loading → ready → leaving → refusing → stopped, and dead from everywhere. Leaving: `/ready` says no, so that load
-balancers look elsewhere, while requests are still served. Refusing: new ones get 503, what runs finishes.
+balancers look elsewhere, while requests are still served. Refusing: new ones get 503, what runs finishes. A hold (a lease that
+the operator renews while nobody else is ready) makes leaving last longer, with `/ready` saying yes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Lifecycle:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self.leaving_since_s: float | None = None
+        self._leaving_since_s = 0.0
+        self._hold_until_s = 0.0
         self.phase = Phase.LOADING
         self.loaded = False
         self.reason: str | None = None  # of DEAD
@@ -48,7 +50,7 @@ class Lifecycle:
         if phase is Phase.READY:
             self.loaded = True
         if phase is Phase.LEAVING:
-            self.leaving_since_s = self._now()
+            self._leaving_since_s = self._now()
         self.phase = phase
         self.reason = reason
         return True
@@ -56,6 +58,23 @@ class Lifecycle:
     def leave(self) -> bool:
         """Turn `/ready` off while requests are still served; False when that has begun before."""
         return self.advance(Phase.LEAVING)
+
+    def hold(self, duration_s: float) -> bool:
+        """Go on serving for so long although it is to leave; 0 ends an earlier hold. False when requests are refused already."""
+        if _ORDER.index(self.phase) >= _ORDER.index(Phase.REFUSING):
+            return False
+        end_s = self._now() + duration_s
+        self._hold_until_s = end_s if duration_s > 0 else min(self._hold_until_s, end_s)
+        return True
+
+    @property
+    def held(self) -> bool:
+        """Whether leaving is put off just now."""
+        return self.phase is Phase.LEAVING and self._now() < self._hold_until_s
+
+    def leaves_for_s(self, leaving_time_s: float) -> float:
+        """How long new requests are still served, if nothing is held further: `leaving_time_s` with `/ready` saying no."""
+        return max(self._leaving_since_s, self._hold_until_s) + leaving_time_s - self._now()
 
     def progress(
         self,
@@ -71,7 +90,7 @@ class Lifecycle:
     @property
     def ready(self) -> bool:
         """Whether load balancers shall send traffic here."""
-        return self.phase is Phase.READY
+        return self.phase is Phase.READY or self.held
 
     @property
     def takes_requests(self) -> bool:
@@ -95,6 +114,8 @@ class Lifecycle:
                 body |= {"total_bytes": self.total_bytes, "detail": f"{self.fraction:.0%} ({done})"}
             if self.waiting_for is not None:
                 body["waiting_for"] = self.waiting_for
+        if self.held:
+            body["held"] = True
         if self.reason is not None:
             body["reason"] = self.reason
         return body

@@ -51,6 +51,7 @@ logger = logging.getLogger(__name__)
 TICK_S = 0.015  # SLO deadlines are booked within 20 ms
 FLUSH_S = 2.0  # for answers that are ready but not yet handed to their sockets
 ENGINE_EXIT_S = 5.0
+HOLD_LOOK_S = 0.25  # how late a hold is seen that is given or ended while we leave
 KEEP_ALIVE_S = 75  # longer than the idle time of common proxies, so that they close first
 
 
@@ -247,8 +248,7 @@ class _Server:
         state, options = self.state, self._options
         state.lifecycle.leave()
         if state.lifecycle.loaded:
-            since_s = state.lifecycle.leaving_since_s or time.monotonic()
-            await self._pause(since_s + options.leaving_time_s - time.monotonic())
+            await self._leave()
             state.lifecycle.advance(Phase.REFUSING)
             logger.info("draining", extra={"open": state.client.num_open, "limit_s": options.drain_timeout_s})
             await self._finish(options.drain_timeout_s)
@@ -270,6 +270,16 @@ class _Server:
             return 1
         await state.client.stop(0.0 if self._forced or not state.lifecycle.loaded else ENGINE_EXIT_S)
         return 128 + self._forced if self._forced else 0
+
+    async def _leave(self) -> None:
+        """Serve on for the leaving time, and before it for as long as the operator holds us; not when that could serve nobody."""
+        state = self.state
+        while (left_s := state.lifecycle.leaves_for_s(self._options.leaving_time_s)) > 0:
+            if self._forced_event.is_set() or state.client.dead.is_set():
+                return
+            if state.lifecycle.held and state.client.progress.stall(time.monotonic()) is not None:
+                return
+            await self._pause(min(left_s, HOLD_LOOK_S))
 
     async def _after_death(self) -> int:
         logger.error("engine died", extra={"reason": self.state.lifecycle.reason})

@@ -142,6 +142,7 @@ ROUTES = [
     ("GET", "/admin/step-model", "read"),
     ("GET", "/admin/drain", "read"),
     ("POST", "/admin/drain", "write"),
+    ("PUT", "/admin/drain", "write"),
 ]
 
 

@@ -75,6 +75,46 @@ def test_a_drain_finishes_what_runs_and_refuses_what_comes(tiny_model: Path, tmp
     assert restarts > 0, "no request was preempted"
 
 
+def test_a_held_engine_serves_on_after_the_signal_until_the_hold_ends(tiny_model: Path) -> None:
+    def hold(body: object) -> httpx.Response:
+        return httpx.put(f"{server.admin_url}/admin/drain", json=body)
+
+    with start_engine(tiny_model) as server:
+        wrongs: list[object] = [
+            {},
+            {"hold_s": -1},
+            {"hold_s": 61},
+            {"hold_s": True},
+            {"hold_s": 5, "x": 1},
+            [],
+        ]
+        for wrong in wrongs:
+            answer = hold(wrong)
+            assert answer.status_code == 400
+            assert "seconds from 0 to 60" in answer.json()["error"]["message"]
+        assert hold({"hold_s": 60}).status_code == 200
+        os.kill(server.pid, signal.SIGTERM)
+        wait_until(lambda: httpx.get(f"{server.url}/ready").json()["phase"] == "leaving")
+        answer = httpx.get(f"{server.url}/ready")
+        assert (answer.status_code, answer.json()) == (200, {"ready": True, "phase": "leaving", "held": True})
+        served = StreamedCompletion(server.url, max_tokens=1).result()
+        assert served.num_tokens == 1
+        assert served.headers is not None
+        assert served.headers["connection"] == "close"
+        assert hold({"hold_s": 0}).json() == {"ready": False, "phase": "leaving"}
+        assert server.process.wait(30.0) == 0
+
+
+def test_a_hold_does_not_outlive_the_engine_process(tiny_model: Path) -> None:
+    with start_engine(tiny_model) as server:
+        assert httpx.put(f"{server.admin_url}/admin/drain", json={"hold_s": 60}).status_code == 200
+        engine = server.engine_pid
+        os.kill(server.pid, signal.SIGTERM)
+        wait_until(lambda: httpx.get(f"{server.url}/ready").json()["phase"] == "leaving")
+        os.kill(engine, signal.SIGKILL)
+        assert server.process.wait(30.0) == 1
+
+
 def test_the_drain_limit_ends_what_is_left_with_an_error(tiny_model: Path) -> None:
     with start_engine(tiny_model, "--drain-timeout", "0.2", "--log-format", "json") as server:
         stream = StreamedCompletion(server.url, max_tokens=1900)

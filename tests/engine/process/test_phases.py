@@ -41,6 +41,46 @@ def test_a_server_that_leaves_while_loading_never_takes_requests() -> None:
     assert not lifecycle.takes_requests
 
 
+class Clock:
+    """Monotonic seconds that a test sets."""
+
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def looks(lifecycle: Lifecycle) -> tuple[bool, bool, float]:
+    """(ready, takes requests, how long it does)."""
+    return lifecycle.ready, lifecycle.takes_requests, lifecycle.leaves_for_s(5.0)
+
+
+def test_a_hold_puts_leaving_off_and_its_end_leaves_the_whole_leaving_time() -> None:
+    clock = Clock()
+    lifecycle = Lifecycle(clock)
+    lifecycle.advance(Phase.READY)
+    assert lifecycle.hold(15.0)
+    lifecycle.leave()
+    assert looks(lifecycle) == (True, True, 20.0)
+    assert lifecycle.going_away, "clients open their next connection elsewhere, once there is an elsewhere"
+    clock.now_s = 110.0
+    lifecycle.hold(15.0)
+    assert looks(lifecycle) == (True, True, 20.0), "renewed"
+    clock.now_s = 125.0
+    assert looks(lifecycle) == (False, True, 5.0), "lapsed"
+    lifecycle.hold(15.0)
+    assert looks(lifecycle) == (True, True, 20.0), "while it leaves it may be asked again"
+    clock.now_s = 127.0
+    lifecycle.hold(0.0)
+    assert looks(lifecycle) == (False, True, 5.0), "ended"
+    clock.now_s = 131.0
+    lifecycle.hold(0.0)
+    assert looks(lifecycle) == (False, True, 1.0), "there is nothing to end any more"
+    lifecycle.advance(Phase.REFUSING)
+    assert not lifecycle.hold(15.0)
+    assert not lifecycle.ready
+
+
 def test_an_idle_engine_never_stalls() -> None:
     progress = Progress(10.0)
     progress.heard(0.0, still_owes=False)
