@@ -51,6 +51,7 @@ MONITORING_READY = "MonitoringReady"
 # Reasons. Good news
 SERVING = "Serving"
 ENDPOINTS_READY = "EndpointsReady"
+LEAVING_POD_SERVES = "LeavingPodServes"
 CONFIG_IN_FORCE = "ConfigInForce"
 UP_TO_DATE = "UpToDate"
 AS_EXPECTED = "AsExpected"

@@ -14,6 +14,7 @@ from trimtab_operator import names, schema
 from trimtab_operator.api.status import Resolved, ServiceStatus
 from trimtab_operator.plan import cluster
 from trimtab_operator.plan.events import transitions
+from trimtab_operator.plan.handover import LEASE_S
 from trimtab_operator.plan.pods import rfc3339
 from trimtab_operator.plan.rollout import UNSCHEDULABLE_PATIENCE_S
 
@@ -142,6 +143,24 @@ def test_recreate_asks_for_no_new_pod_while_an_old_one_still_finishes() -> None:
     assert replicas(with_pods(seen, pod("old", "former", ready_since=1, deleting=True))) == 0
     assert replicas(with_pods(seen, pod("evicted", "former", phase="Failed"))) == 2
     assert replicas(with_pods(seen, pod("new", wanted, deleting=True))) == 2
+
+
+def test_the_only_pod_serves_on_while_the_next_one_starts_but_not_under_recreate() -> None:
+    seen = carried_out(observed())
+    mark = decide(seen).template_hash
+    leaving = pod("old", mark, ready_since=0.0, deleting=True)
+    leaving["metadata"]["deletionTimestamp"] = rfc3339(NOW + 300)
+    now = with_pods(seen, leaving, pod("next", mark))
+    decision = decide(now)
+    assert decision.holds == {"old": LEASE_S}
+    conclusion = cluster.conclude(now, decision, NOW, rfc3339(NOW))
+    assert conclusion.look_again_s is not None
+    assert conclusion.look_again_s <= NOW + LEASE_S / 2, "in time to renew it"
+    available = conclusion.status.condition(names.AVAILABLE)
+    assert available is not None
+    assert (available.status, available.reason) == ("True", names.LEAVING_POD_SERVES)
+    recreate = edited(now, **{"rollout.strategy": "Recreate", "engine.maxModelLen": 512})
+    assert decide(recreate).holds == {}
 
 
 @pytest.mark.parametrize("strategy", ["RollingUpdate", "Recreate"])

@@ -13,6 +13,7 @@ from trimtab_operator.api import InferenceService
 from trimtab_operator.api.status import Resolved
 from trimtab_operator.plan.live import recommend
 from trimtab_operator.plan.manifests import (
+    HANDOVER_S,
     Context,
     Hub,
     deployment,
@@ -119,7 +120,10 @@ def test_a_leaving_pod_has_time_for_everything_it_does() -> None:
     container = spec["containers"][0]
     pre_stop = container["lifecycle"]["preStop"]["sleep"]["seconds"]
     leaving = int(container["args"][container["args"].index("--leaving-time") + 1])
-    assert spec["terminationGracePeriodSeconds"] >= pre_stop + leaving + 90 + 10
+    farewell_s = pre_stop + leaving + 90 + 10
+    assert spec["terminationGracePeriodSeconds"] >= farewell_s + HANDOVER_S
+    # A liveness probe ends what hangs, and that hands nothing over.
+    assert farewell_s <= container["livenessProbe"]["terminationGracePeriodSeconds"] < farewell_s + 60
 
 
 def test_probes_ask_ready_and_progress_apart() -> None:

@@ -76,6 +76,14 @@ def test_conditions_of_a_rollout(
     assert kstatus(found.conditions, found.observed_generation, 1) == verdict
 
 
+def test_a_leaving_pod_that_is_still_ready_makes_the_service_available_but_not_ready() -> None:
+    found = status(EMPTY, replace(FACTS, leaving_ready=1))
+    assert word(found, names.AVAILABLE) == ("True", names.LEAVING_POD_SERVES)
+    assert word(found, names.READY)[0] == "False"
+    suspended = rollout(replace(NEW, replicas=0, suspended=True))
+    assert word(status(suspended, replace(FACTS, leaving_ready=1)), names.AVAILABLE)[0] == "False"
+
+
 def test_ready_does_not_depend_on_live_config_slo_or_tuning() -> None:
     behind = rollout(NEW, ready("a", generation=2), ready("b", generation=2))
     found = status(behind, Facts(slo=Attainment("Violated", names.TARGETS_MISSED, "itl of class chat")))

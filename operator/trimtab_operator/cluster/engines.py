@@ -5,6 +5,7 @@ Blocking, called from worker threads. The runtime contract is the same for every
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Mapping
@@ -66,6 +67,19 @@ class Engines:
         """Each pod's calls in order, pods in parallel → its read-back afterwards, or what went wrong first."""
         answers = self._threads.map(lambda name: self._say(pods[name], calls[name]), calls)
         return dict(zip(calls, answers, strict=True))
+
+    def hold(self, pods: Mapping[str, Mapping[str, Any]], seconds: Mapping[str, float]) -> frozenset[str]:
+        """Tell leaving pods to serve on, or no longer (0) → names of those that do as told. Older engines know no such thing."""
+
+        def told(name: str) -> bool:
+            with contextlib.suppress(EngineUnreachable, EngineRefused):
+                self._call(pods[name], "PUT", "/admin/drain", "write", {"hold_s": seconds[name]})
+                return True
+            return False
+
+        return frozenset(
+            name for name, done in zip(seconds, self._threads.map(told, seconds), strict=True) if done
+        )
 
     def _try_read_back(self, pod: Mapping[str, Any]) -> Json | None:
         try:

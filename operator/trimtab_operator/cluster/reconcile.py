@@ -69,6 +69,7 @@ class Reconciler:
         self._slo = slo
         self._now = now
         self._refusals: dict[Key, dict[str, tuple[int, str]]] = {}  # by pod UID: generation, why
+        self._held: dict[Key, frozenset[str]] = {}  # UIDs of leaving pods that serve on; forgotten ones lapse
 
     def reconcile(self, key: Key) -> float | None:
         """→ seconds until the next look that is needed even if nothing happens, None for none."""
@@ -115,6 +116,7 @@ class Reconciler:
             observed = replace(observed, monitors=replace(observed.monitors, problem=problem))
         said = self._observer.shadows.carry_out(key, service, decision.acting_run, decision.shadow)
         observed = replace(observed, shadow_problem=said)
+        self._hold(key, observed, decision)
         observed, retry = self._talk(key, observed, decision)
         if retry:
             self._store.distrust(key)  # a pod that does not answer may be gone
@@ -231,6 +233,21 @@ class Reconciler:
             del self._refusals[key][uid]
         return replace(observed, read_backs=read_backs, refusals=refusals), bool(silent)
 
+    def _hold(self, key: Key, observed: cluster.Observed, decision: cluster.Decision) -> None:
+        """Let leaving pods serve on, and those go that are not needed any more."""
+        uids = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in observed.pods}
+        held = self._held.get(key, frozenset())
+        enough = {name: 0.0 for name, uid in uids.items() if uid in held and name not in decision.holds}
+        if not decision.holds and not enough:
+            return
+        listed = {pod["metadata"]["name"]: pod for pod in observed.pods}
+        done = self._engines.hold(listed, {**decision.holds, **enough})
+        for name in done:
+            if (uids[name] in held) != (name in decision.holds):
+                logger.info("serves on" if name in decision.holds else "may go",
+                            extra={"service": str(key), "pod": name})  # fmt: skip
+        self._held[key] = frozenset(uids[name] for name in decision.holds if name in done)
+
     def _turn(self, key: Key, observed: cluster.Observed, now: float) -> str | None:
         """Why the candidate that is offered has to wait for those of other services; None when it need not."""
         if self._slots is None:
@@ -243,6 +260,7 @@ class Reconciler:
 
     def _forget(self, key: Key) -> None:
         self._refusals.pop(key, None)
+        self._held.pop(key, None)
         self._store.forget(key)
         self._observer.monitors.forget(key)
         if self._slots is not None:

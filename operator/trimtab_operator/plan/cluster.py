@@ -15,7 +15,17 @@ from trimtab_operator.api import InferenceService, Recommendation, TuningRun
 from trimtab_operator.api.run import AppliedCandidate
 from trimtab_operator.api.status import LastRun, LiveValues, ServiceStatus
 from trimtab_operator.errors import InvalidResource
-from trimtab_operator.plan import children, live_push, loading, pod_template, pods, quiet_times, rollout, runs
+from trimtab_operator.plan import (
+    children,
+    handover,
+    live_push,
+    loading,
+    pod_template,
+    pods,
+    quiet_times,
+    rollout,
+    runs,
+)
 from trimtab_operator.plan import live as plan_live
 from trimtab_operator.plan import monitors as plan_monitors
 from trimtab_operator.plan import shadow as plan_shadow
@@ -23,7 +33,7 @@ from trimtab_operator.plan.drift import digest
 from trimtab_operator.plan.engine_flags import from_hub
 from trimtab_operator.plan.live_record import CandidateNumber, LiveRecord, candidate_key, is_number
 from trimtab_operator.plan.look import Conclusion, Decision, Observed, Settings
-from trimtab_operator.plan.manifests import Context, manifests
+from trimtab_operator.plan.manifests import Context, farewell_s, manifests
 from trimtab_operator.plan.status import Facts, service_status
 
 __all__ = ["Conclusion", "Decision", "Observed", "Settings", "conclude", "decide", "wants_to_act"]
@@ -94,6 +104,7 @@ def decide(observed: Observed, settings: Settings, now: float, time: str) -> Dec
         fresh_candidate = True
     record = replace(record, highest=max(floor, number), candidate=candidate)
 
+    replicas_for_now = _replicas_for_now(observed, wanted_hash)
     context = Context(
         resolved=pods_are.resolved,
         admin_public_key=settings.admin_public_key,
@@ -101,7 +112,7 @@ def decide(observed: Observed, settings: Settings, now: float, time: str) -> Dec
         generation=number,
         recommendation=recommendation,
         surge=_surge(observed, settings, wanted_hash, now),
-        replicas=_replicas_for_now(observed, wanted_hash),
+        replicas=replicas_for_now,
         template=pods_are.built.template,
         hub=settings.hub,
         fleet=observed.fleet,
@@ -127,6 +138,12 @@ def decide(observed: Observed, settings: Settings, now: float, time: str) -> Dec
         },
         recommendation=recommendation,
         superseded=superseded,
+        holds=handover.to_hold(
+            observed.pods,
+            spec.wanted_replicas if replicas_for_now is None else replicas_for_now,
+            farewell_s(spec),
+            now,
+        ),
         renumbered=tuple(sorted(renumbered)),
         acting_run=acting,
         taken_run=taken,
@@ -160,6 +177,7 @@ def conclude(observed: Observed, decision: Decision, now: float, time: str) -> C
         monitoring=plan_monitors.verdict(service, observed.monitors, decision.monitors),
         resolved=decision.resolved,
         upgrade_available=decision.upgrade_available,
+        leaving_ready=sum(pods.is_ready(pod) for pod in observed.pods if pods.leaving(pod)),
     )
     status = service_status(service, found, facts, observed.previous, time)
     if decision.taken_run is not None:
@@ -169,6 +187,8 @@ def conclude(observed: Observed, decision: Decision, now: float, time: str) -> C
         moments.append(now + TURN_RETRY_S)
     if decision.border_s is not None:
         moments.append(decision.border_s)
+    if decision.holds:
+        moments.append(now + handover.RENEW_EVERY_S)
     if decision.trial is not None:
         moments.append(min(now + live_push.RENEW_EVERY_S, decision.trial.until_s))
     limits = (runs.deadline_s(run) for run in observed.runs if not run.judged and not run.deleting)

@@ -72,6 +72,7 @@ class Decision:
     calls: Mapping[str, tuple[live_push.Call, ...]]
     recommendation: Recommendation | None
     superseded: str | None  # why a recommendation was dropped now
+    holds: Mapping[str, float]  # leaving pods that serve on, and for how many seconds from now
     renumbered: tuple[str, ...]  # pods that had seen other numbers
     acting_run: TuningRun | None
     taken_run: TuningRun | None  # its result was taken now

@@ -26,6 +26,7 @@ from trimtab_operator.plan.template import engine_environment, template_hash
 SERVING_PORT = 8000
 ADMIN_PORT = 8001
 ENDPOINT_SPREAD_S = 5  # how long kube-proxies and gateways take to forget a leaving pod
+HANDOVER_S = 300  # how long the only pod serves on after its deletion, at most, while the next one starts (plan.handover)
 GRACE_MARGIN_S = 15  # for the engine to end by itself after its drain limit
 USER_ID = 65532  # any non-root id: the image does not depend on it
 LIVE_DIRECTORY = "/etc/trimtab/live"
@@ -218,9 +219,14 @@ def _rolling(spec: ServiceSpec, context: Context) -> dict[str, Any]:
     return {"maxSurge": surge, "maxUnavailable": missing}
 
 
+def farewell_s(spec: ServiceSpec) -> float:
+    """From SIGTERM, or the end of a handover, until the engine has ended for certain."""
+    return ENDPOINT_SPREAD_S + spec.rollout.drain_timeout_s + GRACE_MARGIN_S
+
+
 def _pod_template(service: InferenceService, resolved: Resolved) -> Manifest:
     spec = service.spec
-    grace_s = 2 * ENDPOINT_SPREAD_S + spec.rollout.drain_timeout_s + GRACE_MARGIN_S
+    grace_s = ENDPOINT_SPREAD_S + HANDOVER_S + farewell_s(spec)
     pod: dict[str, Any] = {
         "serviceAccountName": names.service_account(service.name),
         "automountServiceAccountToken": False,
@@ -269,7 +275,11 @@ def _container(service: InferenceService, resolved: Resolved) -> Manifest:
         ],
         "startupProbe": _probe("/ready", period_s=5, failures=max(1, round(spec.startup_timeout_s / 5))),
         "readinessProbe": _probe("/ready", period_s=2, failures=2),
-        "livenessProbe": _probe("/health", period_s=10, failures=3),
+        "livenessProbe": {
+            **_probe("/health", period_s=10, failures=3),
+            # A pod that hangs has nothing to hand over.
+            "terminationGracePeriodSeconds": round(ENDPOINT_SPREAD_S + farewell_s(spec)),
+        },
         # The pod is out of the endpoints before the engine hears SIGTERM; it then says goodbye to kept connections.
         "lifecycle": {"preStop": {"sleep": {"seconds": ENDPOINT_SPREAD_S}}},
         "securityContext": {

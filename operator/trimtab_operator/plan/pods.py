@@ -67,6 +67,17 @@ def leaving(pod: Json) -> bool:
     return pod["metadata"].get("deletionTimestamp") is not None
 
 
+def scheduled(pod: Json) -> bool:
+    """Whether it has a node."""
+    return _condition(pod, "PodScheduled").get("status") == "True"
+
+
+def serves_to_its_end(pod: Json) -> bool:
+    """Whether it is leaving and its engine still runs, so that it can be asked to serve on."""
+    status = pod.get("status", {})
+    return leaving(pod) and bool(status.get("podIP")) and "running" in _engine_status(status).get("state", {})
+
+
 def over(pod: Json) -> bool:
     """Whether it has ended for good (evicted, succeeded): no replica any more, only a record."""
     return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
@@ -112,7 +123,7 @@ def loads(pod: Json) -> bool:
 
 def creating(pod: Json) -> bool:
     """Whether it has a node and the kubelet has not started its containers yet."""
-    if leaving(pod) or over(pod) or _condition(pod, "PodScheduled").get("status") != "True":
+    if leaving(pod) or over(pod) or not scheduled(pod):
         return False
     listed = pod.get("status", {}).get("containerStatuses") or []
     return any(c.get("state", {}).get("waiting", {}).get("reason") in _CREATING for c in listed)

@@ -50,6 +50,9 @@ class Facts:
     monitoring: Verdict | None = None  # None: nothing is wanted
     resolved: Resolved = field(default_factory=Resolved)
     upgrade_available: bool | None = None  # None: not a question here (local mode)
+    leaving_ready: int = (
+        0  # pods on their way out that still say so: they are sent requests while nobody else is ready
+    )
 
 
 def service_status(
@@ -109,16 +112,9 @@ def _conditions(service: InferenceService, rollout: RolloutStatus, facts: Facts)
 
     condition = partial(_condition, generation)
 
-    served = rollout.available > 0
-    quiet = rollout.reason if rollout.reason == names.SUSPENDED else names.NO_READY_PODS
     return [
         condition(names.READY, rollout.is_ready, rollout.reason, rollout.message),
-        condition(
-            names.AVAILABLE,
-            served,
-            names.ENDPOINTS_READY if served else quiet,
-            f"{rollout.available} replica{'' if rollout.available == 1 else 's'} can serve now",
-        ),
+        _available(condition, rollout, facts.leaving_ready),
         condition(
             names.RECONCILING,
             rollout.progressing,
@@ -143,6 +139,17 @@ def _conditions(service: InferenceService, rollout: RolloutStatus, facts: Facts)
         *_upgrade(condition, facts),
         *([condition(names.MONITORING_READY, *facts.monitoring)] if facts.monitoring is not None else []),
     ]
+
+
+def _available(condition: _Make, rollout: RolloutStatus, leaving_ready: int) -> Condition:
+    message = f"{rollout.available} replica{'' if rollout.available == 1 else 's'} can serve now"
+    if rollout.available:
+        return condition(names.AVAILABLE, True, names.ENDPOINTS_READY, message)
+    if leaving_ready and rollout.wanted:
+        message = f"{message}; {leaving_ready} on the way out still do{'es' if leaving_ready == 1 else ''}"
+        return condition(names.AVAILABLE, True, names.LEAVING_POD_SERVES, message)
+    quiet = rollout.reason if rollout.reason == names.SUSPENDED else names.NO_READY_PODS
+    return condition(names.AVAILABLE, False, quiet, message)
 
 
 def _upgrade(condition: _Make, facts: Facts) -> list[Condition]:

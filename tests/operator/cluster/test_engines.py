@@ -29,12 +29,14 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
 @contextmanager
-def engine(answer: Answer) -> Iterator[Json]:
-    """A pod whose admin port answers every request by `answer`."""
+def engine(answer: Answer, asked: list[tuple[str, Json]] | None = None) -> Iterator[Json]:
+    """A pod whose admin port answers every request by `answer`, and notes bodies in `asked`."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            if asked is not None:
+                asked.append((self.path, json.loads(body)))
             self.send_response(200)
             self.end_headers()
             answer(self)
@@ -91,6 +93,17 @@ def for_ever(piece: bytes, pause_s: float) -> Answer:
 def test_an_account_of_the_live_config_is_taken(asking: Engines) -> None:
     with engine(says(ACCOUNT)) as pod:
         assert asking.read_backs({"a": pod}) == {"a": ACCOUNT}
+
+
+def test_a_pod_is_held_if_it_says_so(asking: Engines) -> None:
+    asked: list[tuple[str, Json]] = []
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(b"{}")
+
+    with engine(answer, asked) as pod, engine(says([])) as other:
+        assert asking.hold({"a": pod, "b": other}, {"a": 15.0, "b": 15.0}) == {"a"}
+    assert asked == [("/admin/drain", {"hold_s": 15.0})]
 
 
 @pytest.mark.parametrize("answer", [
