@@ -1,29 +1,38 @@
-"""Pods come and go under streaming load, and no request is lost: changes, deletions, scaling, full nodes, upgrades, dead ends.
+"""Pods come and go under streaming load while there is room, and no request fails: how one leaves, changes, strategies, dead ends.
 
-Requests go to the Service's cluster IP by raw httpx (`support.cluster.load`). Two replicas, or a free place, promise that none
-fails; one replica without a spare place refuses new ones for a while, quickly, and still loses none.
+Requests go to the Service's cluster IP by raw httpx (`support.cluster.load`). What happens without room is in
+`test_rollout_matrix.py`.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from support.cluster import manifests
 from support.cluster.cluster import Cluster
 from support.cluster.kubectl import Kubectl
 from support.cluster.load import Load
+from support.cluster.rollouts import (
+    ENGINE,
+    GPU,
+    READY_S,
+    ROLLOUT,
+    Json,
+    check_nothing_failed,
+    in_namespace,
+    patch,
+    pods,
+    rolling,
+    uids,
+    wait_settled,
+)
 from support.cluster.story import (
-    OURS,
     address,
     condition,
     engines,
@@ -34,20 +43,7 @@ from support.cluster.story import (
 )
 from support.cluster_operator import OperatorProcess
 
-Json = dict[str, Any]
 OPERATOR_OPTIONS = ("--room-patience", "2")
-READY_S = 240  # a rollout of two on a busy machine
-GPU = "nvidia.com/gpu"
-ENGINE = {"maxNumBatchedTokens": 512, "maxNumSeqs": 16, "kvCacheMemory": "16Mi", "maxModelLen": 8192}
-ROLLOUT = {"drainTimeout": "60s"}
-NEXT_PROGRAM = (sys.executable, "-P", str(Path(__file__).parents[1] / "support" / "next_version.py"))
-
-
-def in_namespace(cluster: Cluster, name: str) -> Iterator[Kubectl]:
-    full = f"{name}-{os.urandom(2).hex()}"
-    cluster.kubectl("create", "namespace", full)
-    yield cluster.kubectl.within(full)
-    cluster.kubectl("delete", "namespace", full, "--wait=false")
 
 
 @pytest.fixture(scope="module")
@@ -57,40 +53,6 @@ def pair(cluster: Cluster, running: OperatorProcess, model: Path) -> Iterator[Ku
         kubectl.apply(service(model, replicas=2, engine=ENGINE, rollout=ROLLOUT))
         wait_ready(kubectl, timeout_s=READY_S)
         yield kubectl
-
-
-def patch(kubectl: Kubectl, **spec: Any) -> None:
-    kubectl("patch", "infsvc", "chat", "--type=merge", "-p", json.dumps({"spec": spec}))
-
-
-def pods(kubectl: Kubectl) -> list[Json]:
-    """All pods of the service, leaving ones too."""
-    return kubectl.items("pods", "-l", f"{OURS}=chat")
-
-
-def uids(listed: list[Json]) -> set[str]:
-    return {pod["metadata"]["uid"] for pod in listed}
-
-
-def wait_settled(kubectl: Kubectl, replicas: int) -> list[Json]:
-    """Until exactly so many pods are left, all ready: whoever was leaving has finished."""
-    wait_ready(kubectl, timeout_s=READY_S)
-    wait_until(
-        lambda: len(pods(kubectl)) == len(engines(kubectl)) == replicas, READY_S, "pods are still leaving"
-    )
-    return engines(kubectl)
-
-
-def rolling(kubectl: Kubectl) -> Json:
-    strategy = kubectl.get("deployment", "chat-engine")["spec"]["strategy"]
-    assert strategy["type"] == "RollingUpdate"
-    found: Json = strategy["rollingUpdate"]
-    return found
-
-
-def check_nothing_failed(load: Load) -> None:
-    assert load.failed == [], load.summary()
-    print(load.summary())
 
 
 def test_a_leaving_pod_goes_step_by_step_and_no_request_fails(pair: Kubectl) -> None:
@@ -162,61 +124,6 @@ def test_fewer_replicas_and_a_rollout_of_the_last_one_fail_no_request(pair: Kube
         load.wait_served()
     check_nothing_failed(load)
     assert after["metadata"]["uid"] != before["metadata"]["uid"]
-
-
-@pytest.fixture(scope="module")
-def full(cluster: Cluster, running: OperatorProcess, model: Path) -> Iterator[Kubectl]:
-    """A service of two replicas that hold all GPUs of the cluster."""
-    for kubectl in in_namespace(cluster, "full"):
-        made = service(model, replicas=2, engine=ENGINE, rollout=ROLLOUT)
-        made["spec"]["podTemplate"]["spec"]["containers"][0]["resources"] = {"limits": {GPU: 2}}
-        kubectl.apply(made)
-        wait_ready(kubectl, timeout_s=READY_S)
-        yield kubectl
-
-
-@pytest.mark.slow
-def test_with_all_gpus_taken_a_rollout_makes_its_own_room_and_no_request_fails(full: Kubectl) -> None:
-    before = uids(engines(full))
-    with Load(address(full), long_tokens=2000) as load:
-        load.wait_served()
-        patch(full, engine={"maxModelLen": 8000})
-        found = full.wait_for(
-            "waiting for room", "infsvc", "chat", condition=lambda r: GPU in condition(r, "Ready").get("message", "")
-        )  # fmt: skip
-        assert condition(found, "Ready")["reason"] == "RolloutInProgress"
-        assert condition(found, "Available")["status"] == "True"
-        wait_until(lambda: rolling(full) == {"maxSurge": 0, "maxUnavailable": 1})
-        after = wait_settled(full, 2)
-        load.wait_served()
-    check_nothing_failed(load)
-    assert not before & uids(after)
-    wait_until(lambda: rolling(full) == {"maxSurge": 1, "maxUnavailable": 0})
-
-
-@pytest.mark.slow
-def test_one_replica_without_a_free_gpu_refuses_quickly_for_a_while_and_loses_nothing(full: Kubectl) -> None:
-    full("scale", "infsvc", "chat", "--replicas=1")
-    wait_settled(full, 1)
-    hog = manifests.pod("hog", manifests.SLEEP, container={"resources": {"limits": {GPU: 2}}})
-    full.apply(hog)
-    full.wait_for("running", "pod", "hog", condition=manifests.phase_is("Running"))
-    before = uids(engines(full))
-    with Load(address(full), long_tokens=2000) as load:
-        load.wait_served()
-        patch(full, engine={"maxModelLen": 7000})
-        gone = wait_condition(full, "Available", "False", timeout_s=READY_S)
-        assert condition(gone, "Ready")["status"] == "False"
-        after = wait_settled(full, 1)
-        load.wait_served()
-    assert not before & uids(after)
-    assert load.of_kind("lost") == [], load.summary()
-    refused = load.of_kind("refused")
-    assert refused, "there was no spare place"
-    assert max(answer.took_s for answer in refused) < 10, "clients may go elsewhere at once"
-    assert condition(full.get("infsvc", "chat"), "Available")["status"] == "True"
-    print(f"refused for {load.gap_s():.1f} s; {load.summary()}")
-    full("delete", "pod", "hog", "--wait=false")
 
 
 def test_recreate_ends_the_old_pod_before_it_starts_a_new_one(pair: Kubectl) -> None:

@@ -98,6 +98,13 @@ class Load:
             )
         assert arrived, f"no {count} requests were served in {WAIT_S:.0f} s: {self.summary()}"
 
+    def wait_refused(self) -> None:
+        """Until one more request has been refused."""
+        before = len(self.of_kind("refused"))
+        with self._changed:
+            arrived = self._changed.wait_for(lambda: len(self.of_kind("refused")) > before, WAIT_S)
+        assert arrived, f"nothing was refused in {WAIT_S:.0f} s: {self.summary()}"
+
     def stop_asking(self) -> None:
         """No further requests; those under way go on."""
         self._stopping.set()
