@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import httpx
@@ -16,7 +17,7 @@ from trimtab_tuner.audit import Audit
 from trimtab_tuner.evaluate import Measurement
 from trimtab_tuner.guardrails import Limits
 from trimtab_tuner.metrics.reading import Block, Unknown
-from trimtab_tuner.run import RunOptions, RunResult, TuningRun
+from trimtab_tuner.run import Known, RunOptions, RunResult, TuningRun
 from trimtab_tuner.study import Study
 from trimtab_tuner.target import Target
 from trimtab_tuner.trial import Trial
@@ -97,6 +98,9 @@ def tune(
     prepare: Callable[[Simulated], None] = lambda _: None,
     same_requests: bool = True,
     bounds: dict[str, tuple[int, int]] | None = None,
+    earlier: Sequence[Known] = (),
+    begins: Callable[[str, LiveConfig | None], None] = lambda role, config: None,
+    now: Callable[[], float] = time.monotonic,
     **options: Any,
 ) -> tuple[RunResult, Simulated]:
     """One run on the service at `control_url`: real changes of its live config, simulated measurements."""
@@ -123,6 +127,9 @@ def tune(
                 audit=audit or Audit(),
                 view=Silent(),
                 paused=paused,
+                earlier=earlier,
+                begins=begins,
+                now=now,
             )
             return await run.execute(), evaluator
 
