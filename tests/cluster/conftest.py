@@ -107,12 +107,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Itera
     if existing() is not None:
         pytest.skip("this test breaks parts of a cluster, and so needs one of its own, not an existing one")
     dies = json.dumps([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
+    next_operator = json.dumps([sys.executable, "-P", str(_TESTS / "support" / "next_version.py")])
     arguments = (
-        "--content",
-        str(tiny_model),
-        "--image",
-        f"trimtab-crash={dies}",
-    )  # every image holds the model
+        *("--content", str(tiny_model)),  # every image holds the model
+        *("--image", f"trimtab-crash={dies}"),
+        *("--image", f"trimtab-next-operator={next_operator}"),
+    )
     nodes = [NodeOptions(name, arguments=arguments) for name in ("node-a", "node-b")]
     with start(tmp_path_factory.mktemp("cluster"), nodes) as running:
         yield running

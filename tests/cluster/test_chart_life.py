@@ -10,17 +10,20 @@ import base64
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from support.cluster import rights
 from support.cluster.cluster import Cluster
-from support.cluster.helm import CHART, RELEASE, Helm
+from support.cluster.helm import CHART, RELEASE, Helm, HelmError
 from support.cluster.kubectl import Kubectl
+from support.cluster.load import Load
 from support.cluster.reach import get
+from support.cluster.rollouts import check_nothing_failed
 from support.cluster.story import (
     LEASE_S,
     TUNABLE,
@@ -40,6 +43,7 @@ from trimtab_operator import crds
 
 Json = dict[str, Any]
 CRDS = ("inferenceservices.serving.trimtab.dev", "tuningruns.serving.trimtab.dev")
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "helm.md"
 WAIT = ("--wait", "--timeout=120s")
 LATER_FIELD = "startupTimeout"  # of the CRD; the previous chart does not know it
 
@@ -130,18 +134,25 @@ def test_engines_serve_through_upgrade_uninstall_and_reinstall(
         answer = get(url)
         return answer is not None and answer.status_code == 200
 
-    # Upgrade: CRD and operator are new, engines are not.
-    said = helm("upgrade", RELEASE, str(CHART), *WAIT)
-    assert f"deployment/{RELEASE}-operator" in said, "the notes"
-    assert LATER_FIELD in fields_of_spec(kubectl)
-    assert len(kubectl.get("crd", CRDS[0])["spec"]["versions"][0]["additionalPrinterColumns"]) > 3
-    [second] = operator_pods(home)
-    assert uid(second) != uid(first)
-    found = wait_condition(kubectl, "UpgradeAvailable", "True")
-    assert found["status"]["resolved"]["image"] == "trimtab/engine:0.0.9"
-    assert [uid(pod) for pod in engines(kubectl)] == [uid(engine)], "an upgrade restarts no engine"
-    edit_budget(kubectl, 256)
-    kubectl.wait_for("a live edit in force", "infsvc", "chat", condition=lambda s: applied_budget(s) == 256)
+    # Upgrade: CRD, operator, default image and what it makes pods of are new; engines are not.
+    next_operator = {"images": {"operator": {"repository": "trimtab-next-operator"}}}
+    with Load(address(kubectl), long_tokens=800) as load:
+        load.wait_served()
+        said = helm("upgrade", RELEASE, str(CHART), *WAIT, values=next_operator)
+        assert f"deployment/{RELEASE}-operator" in said, "the notes"
+        assert LATER_FIELD in fields_of_spec(kubectl)
+        assert len(kubectl.get("crd", CRDS[0])["spec"]["versions"][0]["additionalPrinterColumns"]) > 3
+        [second] = operator_pods(home)
+        assert uid(second) != uid(first)
+        found = wait_condition(kubectl, "UpgradeAvailable", "True")
+        assert found["status"]["resolved"]["image"] == "trimtab/engine:0.0.9"
+        edit_budget(kubectl, 256)
+        kubectl.wait_for(
+            "a live edit in force", "infsvc", "chat", condition=lambda s: applied_budget(s) == 256
+        )
+        assert [uid(pod) for pod in kubectl.items("pods")] == [uid(engine)], "an upgrade restarts no engine"
+        load.wait_served()
+    check_nothing_failed(load)
 
     # Uninstall in mid-lease: no operator, no rights, all else stays, and the engine goes back by itself.
     key_file = operators_key(home, tmp_path)
@@ -179,23 +190,56 @@ def applied_budget(found: Json) -> object:
     return found["status"].get("engine", {}).get("applied", {}).get("maxNumBatchedTokens")
 
 
+@pytest.fixture
+def rights_for_admins(no_crds: Kubectl) -> Iterator[Callable[[], None]]:
+    """Call it to add what docs/helm.md has an administrator of the cluster add to ClusterRole admin."""
+    pieces = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    [role] = [yaml.safe_load(text) for text in pieces if "aggregate-to-admin" in text]
+
+    def add() -> None:
+        no_crds.apply(role)
+        no_crds.wait_for("aggregated", "clusterrole", "admin",
+                         condition=lambda found: all(rule in found["rules"] for rule in role["rules"]))  # fmt: skip
+
+    yield add
+    no_crds("delete", "clusterrole", role["metadata"]["name"], "--ignore-not-found")
+
+
+def namespace_admin(places: Sequence[Kubectl], folder: Path) -> Kubectl:
+    """Somebody with ClusterRole admin in these namespaces, the first one at home, and no right elsewhere."""
+    home = places[0]
+    home("create", "serviceaccount", "installer")
+    for place in places:
+        place(
+            "create",
+            "rolebinding",
+            "installer",
+            "--clusterrole=admin",
+            f"--serviceaccount={home.namespace}:installer",
+        )
+    return Kubectl(home.program, rights.kubeconfig_of(home, folder, "installer"), home.namespace)
+
+
 @pytest.mark.usefixtures("crds_by_hand")
-def test_a_namespaced_install_serves_two_namespaces_without_any_cluster_right(
-    home: Kubectl, kubectl: Kubectl, model: Path
+def test_an_admin_of_namespaces_alone_installs_for_two_of_them_without_any_cluster_right(
+    home: Kubectl, kubectl: Kubectl, model: Path, tmp_path: Path, rights_for_admins: Callable[[], None]
 ) -> None:
     served = [kubectl.namespace, f"{kubectl.namespace[:48]}-b"]
     other = f"{kubectl.namespace[:48]}-c"
     for name in (served[1], other):
         home("create", "namespace", name)
     try:
-        helm = Helm.find(home.kubeconfig, home.namespace)
-        helm(
-            "install",
-            RELEASE,
-            str(CHART),
-            *WAIT,
-            values={"watchNamespaces": served, "crds": {"install": False}},
-        )
+        installer = namespace_admin([home, *map(home.within, served)], tmp_path)
+        helm = Helm.find(installer.kubeconfig, home.namespace)
+        values = {"watchNamespaces": served, "crds": {"install": False}}
+        # Nobody may grant what they do not hold, and Kubernetes' own role knows nothing of our kinds.
+        with pytest.raises(
+            HelmError, match="attempting to grant RBAC permissions not currently held"
+        ) as refused:
+            helm("install", RELEASE, str(CHART), values=values)
+        print(refused.value)
+        rights_for_admins()
+        helm("upgrade", "--install", RELEASE, str(CHART), *WAIT, values=values)
         who = f"--as=system:serviceaccount:{home.namespace}:{RELEASE}-operator"
         nobody = f"--as=system:serviceaccount:{home.namespace}:default"
         for place in ("default", other):
@@ -210,8 +254,9 @@ def test_a_namespaced_install_serves_two_namespaces_without_any_cluster_right(
         assert {"Role", "RoleBinding"} <= {o["kind"] for o in yaml.safe_load_all(made) if o}
         cluster_scoped = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
         assert not cluster_scoped & {o["kind"] for o in yaml.safe_load_all(made) if o}
-        for place in (other, *served):
-            home.within(place).apply(service(model))
+        home.within(other).apply(service(model))
+        for place in served:
+            installer.within(place).apply(service(model))
         for place in served:
             wait_ready(home.within(place), timeout_s=120)
         assert not home.within(other).get("infsvc", "chat").get("status"), "nobody serves that namespace"

@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 
 from support.cluster.kubectl import Kubectl
+from support.cluster.load import Load
+from support.cluster.rollouts import check_nothing_failed
 from support.cluster.story import (
     Json,
+    address,
     budgets,
     condition,
     edit_budget,
@@ -52,19 +55,23 @@ def test_neither_an_upgrade_of_the_operator_nor_the_way_back_replaces_a_pod(
 
     own = running.program
     try:
-        become(NEXT_PROGRAM, "trimtab/engine:2")
-        waiting = wait_condition(kubectl, "UpgradeAvailable", "True")
-        assert condition(waiting, "Ready")["status"] == "True"
-        assert waiting["status"]["resolved"]["image"] == "trimtab/engine:1"
-        edit_budget(kubectl, 256)  # it drives the engines of the version before
-        wait_until(lambda: budgets(running, kubectl) == [256])
-        check_same(pod)
+        with Load(address(kubectl), long_tokens=800) as load:
+            load.wait_served()
+            become(NEXT_PROGRAM, "trimtab/engine:2")
+            waiting = wait_condition(kubectl, "UpgradeAvailable", "True")
+            assert condition(waiting, "Ready")["status"] == "True"
+            assert waiting["status"]["resolved"]["image"] == "trimtab/engine:1"
+            edit_budget(kubectl, 256)  # it drives the engines of the version before
+            wait_until(lambda: budgets(running, kubectl) == [256])
+            check_same(pod)
 
-        become(own, "trimtab/engine:1")
-        wait_condition(kubectl, "UpgradeAvailable", "False")
-        edit_budget(kubectl, 128)
-        wait_until(lambda: budgets(running, kubectl) == [128])
-        check_same(pod)
+            become(own, "trimtab/engine:1")
+            wait_condition(kubectl, "UpgradeAvailable", "False")
+            edit_budget(kubectl, 128)
+            wait_until(lambda: budgets(running, kubectl) == [128])
+            check_same(pod)
+            load.wait_served()
+        check_nothing_failed(load)
 
         become(NEXT_PROGRAM, "trimtab/engine:2")
         patch = json.dumps({"spec": {"rollout": {"upgradePolicy": "Auto"}}})

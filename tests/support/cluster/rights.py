@@ -52,10 +52,15 @@ def kubeconfig(admin: Path, folder: Path, home: str, served: Sequence[str] | Non
     kubectl = Kubectl(binaries.find_or_build() / "kubectl", admin)
     built = manifests(home, None if served is None else tuple(served))
     apply(kubectl.within(home), built, ("--force-conflicts",))
-    token = kubectl.within(home)("create", "token", ACCOUNT, "--duration=12h").strip()
+    return kubeconfig_of(kubectl.within(home), folder, ACCOUNT)
+
+
+def kubeconfig_of(kubectl: Kubectl, folder: Path, account: str) -> Path:
+    """A kubeconfig with a token of a service account of kubectl's namespace, and nothing else."""
+    token = kubectl("create", "token", account, "--duration=12h").strip()
     config = json.loads(kubectl("config", "view", "--raw", "-o", "json"))
     config["users"] = [{"name": config["contexts"][0]["context"]["user"], "user": {"token": token}}]
-    path = folder / f"kubeconfig-{home}.json"
+    path = folder / f"kubeconfig-{kubectl.namespace}-{account}.json"
     path.touch(mode=0o600)
     path.write_text(json.dumps(config))
     return path
