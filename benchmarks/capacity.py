@@ -17,48 +17,35 @@ look: `ARGS='--requests 512 --seeds 2 --slo 0.1'`.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import azure_traces
-from harness import ROOT, emit, provenance, write_table
+from harness import ROOT, arguments, emit, made_by, provenance, write_table
 from ladder import FIRST_RPS, MIDDLE, STEP, highest, rate_of, ratio, search
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from simulated_server import MAX_NUM_SEQS, Setup, add_flags, caveat, count, run
 
-from trimtab_engine.core.live import POLICIES, LiveConfig
+from trimtab_engine.core.live import POLICIES
 from trimtab_tuner.simulate.presets import preset
-from trimtab_tuner.simulate.simulate import Server, Simulation, live_slo, simulate
+from trimtab_tuner.simulate.simulate import simulate
 from trimtab_tuner.simulate.stop_rule import StopRule
 from trimtab_tuner.slo import Slo
-from trimtab_tuner.trace import Trace
 
 LATE_SHARE = 0.01
 DELAY_S = 2.0
 # Sums of floating-point times: a gap that equals the target may come out longer by a rounding error.
 TOLERANCE_S = 1e-6
 BUDGETS = (256, 512, 1024, 2048, 4096, 8192)
-MAX_NUM_SEQS = 256  # vLLM's default for its API server on this device
 VLLM_BUDGET = 2048  # its max_num_batched_tokens there
 TARGETS = {"code": 4.0, "conv": 3.0}  # best over prefill-first at the strict SLO
 STRICT_S = 0.1
 STATE = ROOT / "out" / "capacity"
 FIRST_LOOK = 8  # of a run's requests, the share that tells where to begin the search
-
-
-@dataclass(frozen=True)
-class Setup:
-    """One configuration."""
-
-    name: str
-    budget: int
-    policy: str = "fcfs"
-    prefill_first: bool = False
 
 
 SETUPS = (
@@ -140,44 +127,24 @@ class Cell:
         trace = self._lengths.poisson(requests, rate_rps, seed)
         gaps = sum(request.output_tokens - 1 for request in trace.requests)
 
-        def rule() -> StopRule:
-            return StopRule(
-                gap_s=self.slo_s + TOLERANCE_S,
-                late_gaps_allowed=int(LATE_SHARE * gaps),
-                delay_s=DELAY_S,
-                late_starts_allowed=(len(trace) - 1) // 2,
-            )
+        rule = StopRule(
+            gap_s=self.slo_s + TOLERANCE_S,
+            late_gaps_allowed=int(LATE_SHARE * gaps),
+            delay_s=DELAY_S,
+            late_starts_allowed=(len(trace) - 1) // 2,
+        )
+        return not run(setup, trace, self._preset, self._slo, rule).stopped
 
-        # These requests share no prefixes, so only one that was preempted could find blocks of its own. While nobody is, the
-        # cache changes nothing and costs a fifth of the time.
-        done = self._run(setup, trace, rule(), cache=False)
-        if any(stats.preemptions_recompute or stats.preemptions_swap for stats in done.stats):
-            done = self._run(setup, trace, rule(), cache=True)
-        return not done.stopped
-
-    def _run(self, setup: Setup, trace: Trace, rule: StopRule | None, *, cache: bool) -> Simulation:
+    @property
+    def _slo(self) -> Slo:
         # The rule knows no TTFT; a first token within the delay that it allows is what the policy is asked for.
-        slo, known = Slo(DELAY_S, self.slo_s), self._preset
-        live = LiveConfig(
-            max_num_batched_tokens=setup.budget,
-            max_num_seqs=min(MAX_NUM_SEQS, setup.budget),
-            scheduling_policy=setup.policy,
-            slo=live_slo(slo),
-        )
-        server = Server(
-            known.name,
-            live,
-            known.num_blocks,
-            max_model_len=known.max_model_len,
-            prefill_first=setup.prefill_first,
-            enable_prefix_caching=cache,
-        )
-        return simulate(trace, known.model, server, slo=slo, stop_rule=rule)
+        return Slo(DELAY_S, self.slo_s)
 
     def busy(self, setup: Setup, rung: int) -> float:
         """Share of the time in which the device works at that rung: at 1 no scheduler carries more."""
         trace = self._lengths.poisson(self._requests, rate_of(rung), 0)
-        done = self._run(setup, trace, None, cache=True)
+        server = setup.server(self._preset, self._slo, cache=True)
+        done = simulate(trace, self._preset.model, server, slo=self._slo)
         return done.busy_s / float(done.result.meta["elapsed_s"])
 
     def highest(self, setup: Setup) -> int:
@@ -192,7 +159,7 @@ class Cell:
 def sources() -> str:
     """A digest of the code that decides what a simulation answers."""
     digest = hashlib.sha256()
-    files = [ROOT / "benchmarks" / "azure_traces.py"]
+    files = [ROOT / "benchmarks" / name for name in ("azure_traces.py", "simulated_server.py")]
     for folder in ("engine/trimtab_engine/core", "tuner/trimtab_tuner/simulate"):
         files += sorted((ROOT / folder).glob("*.py"))
     for file in files:
@@ -202,11 +169,9 @@ def sources() -> str:
 
 def main() -> None:
     """Run all cells and print; exit 1 when a target of the strict cells is missed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments("capacity", __doc__)
     parser.add_argument("--requests", type=int, default=2048, help="requests a probe and seed (default 2048)")
-    parser.add_argument("--seeds", type=int, default=5)
+    add_flags(parser)
     parser.add_argument(
         "--slo",
         type=float,
@@ -215,9 +180,7 @@ def main() -> None:
         help="targets for gaps, seconds (default 0.1 0.5)",
     )
     parser.add_argument("--traces", nargs="+", default=list(azure_traces.NAMES), choices=azure_traces.NAMES)
-    parser.add_argument("--preset", default="a100-80gb/mistral-7b")
     parser.add_argument("--fresh", action="store_true", help="forget what earlier runs found")
-    parser.add_argument("--write", action="store_true", help="write docs/benchmarks/capacity.md")
     options = parser.parse_args()
     before = provenance(("numpy",))
     cells = [
@@ -295,8 +258,8 @@ def table(rows: list[dict[str, object]], shape: dict[str, object], before: dict[
     lines = [
         "# Capacity under a target for the gaps between tokens (simulated)",
         "",
-        f"Caveats first: {shape['preset']} is a data-sheet model of step times, not a device; the figures compare configurations.",
-        f"Lengths: {shape['lengths']} (Azure 2023). {shape['requests']} requests a probe, {len(list(shape['seeds']))} seeds, all of which "  # type: ignore[call-overload]
+        caveat(shape["preset"], "configurations"),
+        f"Lengths: {shape['lengths']} (Azure 2023). {shape['requests']} requests a probe, {count(shape['seeds'])} seeds, all of which "
         "must keep the rule; rates on one ladder with steps of 2.5 %. `static 2048` with 256 sequences is vLLM's default here.",
         "",
         "Rule: at most 1 % of all gaps longer than the target, median scheduling delay at most 2 s.",
@@ -323,7 +286,7 @@ def table(rows: list[dict[str, object]], shape: dict[str, object], before: dict[
         + " and ≥ ".join(f"{target:g} for {name}" for name, target in TARGETS.items())
         + "; sla-aware / best static ≥ 1 everywhere.",
         "",
-        f"Command: `{before['command']}` at commit {before['commit']}; {shape['cpu_s']} s of CPU, {before['cpu']}.",
+        made_by(before, f"{shape['cpu_s']} s of CPU"),
         "",
     ]
     return "\n".join(lines)

@@ -17,21 +17,19 @@ own scheduler; one process, no clock: every run gives the same figures. `make be
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import azure_traces
 import numpy as np
-from harness import emit, provenance, spread, write_table
+from harness import arguments, emit, made_by, provenance, spread, write_table
 from ladder import MIDDLE, STEP, highest, rate_of, ratio, search
 from rich.console import Console
+from simulated_server import Setup, add_flags, caveat, count, run
 
-from trimtab_engine.core.live import LiveConfig
 from trimtab_tuner.result import ReplayResult
 from trimtab_tuner.simulate.presets import Preset, preset
-from trimtab_tuner.simulate.simulate import Server, live_slo, simulate
 from trimtab_tuner.slo import Slo
 from trimtab_tuner.stats import outcomes, ttft_s
 from trimtab_tuner.trace import Trace, TraceRequest
@@ -43,16 +41,6 @@ JOB = 32  # requests of one batch job
 ATTAINMENT = 0.9
 CELLS = ("jobs", "steady")
 TARGET_RATE, TARGET_WAIT = 2.0, 10.0
-MAX_NUM_SEQS = 256
-
-
-@dataclass(frozen=True)
-class Setup:
-    """One configuration."""
-
-    name: str
-    budget: int
-    policy: str = "fcfs"
 
 
 SETUPS = (
@@ -114,27 +102,8 @@ class Cell:
         requests = self._requests if requests is None else requests
         key = (setup.name, rung, seed, requests)
         if key not in self._runs:
-            known = self._preset
-            live = LiveConfig(
-                max_num_batched_tokens=setup.budget,
-                max_num_seqs=MAX_NUM_SEQS,
-                scheduling_policy=setup.policy,
-                slo=live_slo(SLO),
-            )
-            server = Server(
-                known.name,
-                live,
-                known.num_blocks,
-                max_model_len=known.max_model_len,
-                enable_prefix_caching=False,
-            )
             trace = self.trace(rate_of(rung), seed, requests)
-            done = simulate(trace, known.model, server, slo=SLO)
-            if done.stats[0].preemptions_recompute:
-                # Only a preempted request could find blocks of its own: while there is none, the cache changes nothing.
-                cached = replace(server, enable_prefix_caching=True)
-                done = simulate(trace, known.model, cached, slo=SLO)
-            self._runs[key] = judged(done.result)
+            self._runs[key] = judged(run(setup, trace, self._preset, SLO).result)
         return self._runs[key]
 
     def highest(self, setup: Setup, seeds: int) -> int:
@@ -162,15 +131,11 @@ def judged(result: ReplayResult) -> Run:
 
 def main() -> None:
     """Search both cells and print; exit 1 when a target is missed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments("classes", __doc__)
     parser.add_argument(
         "--requests", type=int, default=1600, help="of both classes, each seed (default 1600)"
     )
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--preset", default="a100-80gb/mistral-7b")
-    parser.add_argument("--write", action="store_true", help="write docs/benchmarks/classes.md")
+    add_flags(parser)
     options = parser.parse_args()
     before = provenance(("numpy",))
     console = Console(stderr=True)
@@ -254,10 +219,10 @@ def table(
     lines = [
         "# Two classes on one server (simulated)",
         "",
-        f"Caveats first: {shape['preset']} is a data-sheet model of step times, not a device; the figures compare policies. How much a",
-        "policy can do depends on how batch work comes: in jobs it can wait for everybody else, one by one there is little to reorder.",
+        caveat(shape["preset"], "policies"),
+        "How much a policy can do depends on how batch work comes: in jobs it can wait for everybody else, one by one there is little to reorder.",
         f"Lengths: {shape['lengths']} (Azure 2023), interactive = conversation, batch = code, a fifth of {shape['requests']} requests; "
-        f"{len(list(shape['seeds']))} seeds,",  # type: ignore[call-overload]
+        f"{count(shape['seeds'])} seeds,",
         "all of which must hold; rates on one ladder with steps of 2.5 %.",
         "",
         f"A rate holds when {ATTAINMENT:.0%} of each class meet both targets: interactive 1 s and 0.1 s, batch 30 s and 1 s. `jobs`: {JOB} batch",
@@ -293,7 +258,7 @@ def table(
             )
     lines += [
         "",
-        f"Command: `{before['command']}` at commit {before['commit']}; {before['cpu']}, Python {before['python']}.",
+        made_by(before),
         "",
     ]
     return "\n".join(lines)

@@ -7,7 +7,6 @@ repeat's time until both nodes are Ready and kube-proxy routes. Building the bin
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -17,7 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import ROOT, emit, provenance, spread, write_table
+from harness import ROOT, arguments, emit, provenance, spread, write_table
 
 TARGET_READY_S = 30.0
 TARGET_BUILD_S = 25 * 60.0
@@ -39,14 +38,11 @@ PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments("cluster_start", __doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(
         "--cold-build", action="store_true", help="build everything once more, from nothing (minutes)"
     )
-    parser.add_argument("--write", action="store_true", help="write docs/benchmarks/cluster_start.md")
     options = parser.parse_args()
 
     before = provenance(["kubernetes", "httpx"])

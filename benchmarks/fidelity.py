@@ -33,7 +33,7 @@ import azure_traces
 import httpx
 import numpy as np
 from engine_process import DEMO_MODEL, serve
-from harness import emit, provenance, write_table
+from harness import arguments, emit, made_by, provenance, write_table
 
 from trimtab_engine import step_record
 from trimtab_engine.core.live import LiveConfig
@@ -146,9 +146,7 @@ class Bench:
 
 def main() -> None:
     """Measure, fit, simulate, compare; exit 1 when a limit is missed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments("fidelity", __doc__)
     parser.add_argument("--model", default=DEMO_MODEL)
     parser.add_argument("--requests", type=int, default=320, help="each replay; p99 needs 300 (default 320)")
     parser.add_argument("--divide-lengths", type=float, default=8.0, metavar="K", help="default 8")
@@ -160,7 +158,6 @@ def main() -> None:
     parser.add_argument(
         "--reuse", action="store_true", help="take what lies in that folder instead of measuring it again"
     )
-    parser.add_argument("--write", action="store_true", help="write docs/benchmarks/fidelity.md")
     options = parser.parse_args()
     before = provenance(("numpy", "torch"))
     lengths = azure_traces.load("conv")
@@ -390,7 +387,7 @@ def table(
         "",
         f"Steps took longer than the model says by (held-out replays, the machine's drift): {figures['step_time_drift']}.",
         "",
-        f"Command: `{before['command']}` at commit {before['commit']}; {before['cpu']}.",
+        made_by(before),
         "",
     ]
     return "\n".join(lines)

@@ -6,18 +6,26 @@ Used by the other files of this folder only. A benchmark prints progress to stde
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs" / "benchmarks"
+
+
+def arguments(name: str, doc: str | None) -> argparse.ArgumentParser:
+    """A parser that has `--write` and shows the benchmark's docstring as it is written."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help=f"write docs/benchmarks/{name}.md")
+    return parser
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -46,6 +54,11 @@ def provenance(packages: Sequence[str] = ("torch", "numpy")) -> dict[str, object
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "load_before": round(os.getloadavg()[0], 2),
     }
+
+
+def made_by(before: Mapping[str, object], *more: object) -> str:
+    """The last line of a table: command, commit, `more`, and the machine."""
+    return f"Command: `{before['command']}` at commit {before['commit']}; {', '.join(map(str, (*more, before['cpu'])))}."
 
 
 def emit(name: str, figures: dict[str, object], **context: object) -> None:

@@ -10,7 +10,6 @@ among those at which the prompts keep up with their arrivals.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import statistics
@@ -22,7 +21,7 @@ from itertools import pairwise
 import httpx
 import numpy as np
 from engine_process import DEMO_MODEL, Served, serve
-from harness import emit, provenance, spread, write_table
+from harness import arguments, emit, provenance, spread, write_table
 
 STREAMS = 4
 PROMPT_TOKENS = 1_500
@@ -46,16 +45,13 @@ class Arm:
 
 def main() -> None:
     """Tune, measure both arms, print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments("interference", __doc__)
     parser.add_argument("--model", default=DEMO_MODEL)
     parser.add_argument("--prompts", type=int, default=5, help="long prompts per pass")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(
         "--load", type=float, default=0.5, help="prefill load offered, as a share of the lone prefill rate"
     )
-    parser.add_argument("--write", action="store_true", help="write docs/benchmarks/interference.md")
     options = parser.parse_args()
     before = provenance(["torch"])
 

@@ -17,19 +17,18 @@ Mistral-7B on an A100 by its data-sheet preset, the engine's own scheduler; no c
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import dataclass
 
 import azure_traces
 import numpy as np
-from harness import emit, provenance, spread, write_table
+from harness import arguments, emit, made_by, provenance, spread, write_table
 from numpy.typing import NDArray
+from simulated_server import Setup, add_flags, caveat, count
 
-from trimtab_engine.core.live import LiveConfig
 from trimtab_engine.core.policy_sla import step_cap_s
 from trimtab_tuner.simulate.presets import preset
-from trimtab_tuner.simulate.simulate import Server, live_slo, simulate
+from trimtab_tuner.simulate.simulate import live_slo, simulate
 from trimtab_tuner.slo import Slo
 from trimtab_tuner.stats import ttft_s
 from trimtab_tuner.trace import Trace, TraceRequest
@@ -42,16 +41,6 @@ OUTPUT_TOKENS = 32  # of long and short prompts; conversations have their own
 TALK_RPS = 1.0
 MAX_EXTRA_STEPS = 2.0
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Setup:
-    """One configuration."""
-
-    name: str
-    budget: int
-    policy: str = "fcfs"
-    prefill_first: bool = False
 
 
 SETUPS = (
@@ -98,21 +87,8 @@ def measure(setup: Setup, pairs: int, seed: int, long_prompts: bool, preset_name
     """One simulation."""
     known = preset(preset_name)
     trace, places = trace_of(pairs, seed, long_prompts)
-    live = LiveConfig(
-        max_num_batched_tokens=setup.budget,
-        max_num_seqs=256,
-        scheduling_policy=setup.policy,
-        slo=live_slo(SLO),
-    )
-    server = Server(
-        known.name,
-        live,
-        known.num_blocks,
-        max_model_len=known.max_model_len,
-        prefill_first=setup.prefill_first,
-        enable_prefix_caching=False,  # these prompts share nothing
-    )
-    simulation = simulate(trace, known.model, server, slo=SLO)
+    # These prompts share nothing.
+    simulation = simulate(trace, known.model, setup.server(known, SLO), slo=SLO)
     assert not simulation.stats[0].preemptions_recompute, "without a preemption the cache could find nothing"
     done = simulation.result.requests
     found, missed = [], 0
@@ -129,13 +105,9 @@ def measure(setup: Setup, pairs: int, seed: int, long_prompts: bool, preset_name
 
 def main() -> None:
     """Simulate all setups and print; exit 1 when `sla-aware` misses a target."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments("isolation", __doc__)
     parser.add_argument("--pairs", type=int, default=200, help="short prompts each seed (default 200)")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--preset", default="a100-80gb/mistral-7b")
-    parser.add_argument("--write", action="store_true", help="write docs/benchmarks/isolation.md")
+    add_flags(parser)
     options = parser.parse_args()
     before = provenance(("numpy",))
     rows = {}
@@ -207,12 +179,12 @@ def table(
     lines = [
         "# A short prompt beside a 30,000-token prompt (simulated)",
         "",
-        f"Caveats first: {shape['preset']} is a data-sheet model of step times, not a device; the figures compare policies. Lengths of short",
-        f"prompts and conversations: {shape['lengths']} (Azure 2023).",
+        caveat(shape["preset"], "policies"),
+        f"Lengths of short prompts and conversations: {shape['lengths']} (Azure 2023).",
         "",
         f"A prompt of {LONG_TOKENS:,} tokens every {EVERY_S:g} s, a short one (up to {SHORT_TOKENS} tokens; TTFT target "
         f"{shape['ttft_target_s']} s, gaps 0.1 s) within {WITHIN_S:g} s after it, conversations",
-        f"beside them. {shape['pairs']} short prompts, {len(list(shape['seeds']))} seeds; p99 over all of them (lowest to highest seed).",  # type: ignore[call-overload]
+        f"beside them. {shape['pairs']} short prompts, {count(shape['seeds'])} seeds; p99 over all of them (lowest to highest seed).",
         "",
         "| setup | idle p50 s | idle p99 s | p50 s | p99 s | largest s | within target | p99 / idle | p99 / target | above idle, in capped steps |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
@@ -230,7 +202,7 @@ def table(
         f"A capped step is {shape['capped_step_s']} s. Targets for `sla-aware`: p99 / target ≤ 1 and at most {MAX_EXTRA_STEPS:g} capped steps above idle: "
         f"**{'met' if figures['passed'] else 'missed'}**.",
         "",
-        f"Command: `{before['command']}` at commit {before['commit']}; {before['cpu']}, Python {before['python']}.",
+        made_by(before),
         "",
     ]
     return "\n".join(lines)

@@ -7,7 +7,6 @@ new value is in force. Each engine is asked every 50 ms, so a figure is up to th
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import random
@@ -21,7 +20,7 @@ from typing import Any
 import httpx
 import numpy as np
 from cluster_tools import step_inside
-from harness import emit, provenance, write_table
+from harness import arguments, emit, provenance, write_table
 from rich.console import Console
 from rich.progress import Progress
 
@@ -45,11 +44,8 @@ SEED = 1
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments("live_change", __doc__)
     parser.add_argument("--changes", type=int, default=300)
-    parser.add_argument("--write", action="store_true", help="write docs/benchmarks/live_change.md")
     options = parser.parse_args()
     step_inside()
     before = provenance(["kopf", "kubernetes", "torch"])

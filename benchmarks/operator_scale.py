@@ -26,7 +26,7 @@ from cluster_tools import (
     step_inside,
     tally,
 )
-from harness import emit, provenance, write_table
+from harness import arguments, emit, provenance, write_table
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -47,16 +47,13 @@ FAKE_NODE = "fake-a"
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments("operator_scale", __doc__)
     parser.add_argument("--services", type=int, default=1000)
     # Longer than all need to be Ready: what a resync reads belongs to the rest. The operator's own default is 300.
     parser.add_argument("--resync", type=int, default=180, help="of the operator, in seconds (%(default)s)")
     parser.add_argument("--edits", type=int, default=2, help="rounds in which each service is edited once")
     parser.add_argument("--workers", type=int, help="of the operator (its own default)")
     parser.add_argument("--profile", type=Path, help="where to leave the operator's log and audit log")
-    parser.add_argument("--write", action="store_true", help="write docs/benchmarks/operator_scale.md")
     options = parser.parse_args()
     step_inside()
     before = provenance(["kopf", "kubernetes", "urllib3"])

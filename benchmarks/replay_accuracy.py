@@ -6,14 +6,13 @@ Send-time error = when a request was handed to the socket − when the trace wan
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
-from harness import emit, provenance, spread, write_table
+from harness import arguments, emit, provenance, spread, write_table
 
 from trimtab_tuner.burstiness import WINDOWS_S
 from trimtab_tuner.replay import ReplayOptions, replay
@@ -26,13 +25,12 @@ TARGET_MS = 5.0
 
 def main() -> None:
     """Run the repeats, print one line each, end with the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments("replay_accuracy", __doc__)
     parser.add_argument("--rate", type=float, default=100.0, help="requests a second (default 100)")
     parser.add_argument("--seconds", type=float, default=20.0, help="length of one repeat (default 20)")
     parser.add_argument(
         "--repeats", type=int, default=3, help="repeats, each with its own arrivals (default 3)"
     )
-    parser.add_argument("--write", action="store_true", help="write docs/benchmarks/replay_accuracy.md")
     args = parser.parse_args()
     context = provenance(("numpy",))
     count = round(args.rate * args.seconds)

@@ -12,7 +12,6 @@ neighbours, not the scheduler: they are left out, their share is reported, and t
 
 from __future__ import annotations
 
-import argparse
 import gc
 import resource
 import sys
@@ -22,7 +21,7 @@ from dataclasses import dataclass, field
 from random import Random
 from statistics import median, quantiles
 
-from harness import emit, provenance, spread, write_table
+from harness import arguments, emit, provenance, spread, write_table
 
 from trimtab_engine.core.live import LiveConfig
 from trimtab_engine.core.request import Request, SamplingParams
@@ -54,12 +53,9 @@ class Samples:
 
 def main() -> None:
     """Measure and print; exit 1 when the target is missed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments("schedule_cost", __doc__)
     parser.add_argument("--steps", type=int, default=3000, help="measured steps a run")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--write", action="store_true", help="write docs/benchmarks/schedule_cost.md")
     options = parser.parse_args()
 
     before = provenance(packages=())

@@ -7,14 +7,13 @@ is repeated without skipping ahead, and both must come out equal in every token 
 
 from __future__ import annotations
 
-import argparse
 import gc
 import sys
 import time
 from dataclasses import dataclass
 
 import azure_traces
-from harness import emit, provenance, spread, write_table
+from harness import arguments, emit, provenance, spread, write_table
 
 from trimtab_engine.core.live import LiveConfig
 from trimtab_tuner.simulate.presets import preset
@@ -42,14 +41,11 @@ class Timed:
 
 def main() -> None:
     """Measure and print; exit 1 when the target is missed or skipping ahead changed something."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments("simulator_speed", __doc__)
     parser.add_argument("--rate", type=float, default=5.0, help="requests a second (default 5)")
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--budget", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--write", action="store_true", help="write docs/benchmarks/simulator_speed.md")
     options = parser.parse_args()
     before = provenance(("numpy",))
     lengths = azure_traces.load("conv")

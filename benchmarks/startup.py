@@ -7,7 +7,6 @@ engine process together, after one answered request; RSS, which counts shared pa
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -19,17 +18,14 @@ from pathlib import Path
 
 import httpx
 from engine_process import DEMO_MODEL
-from harness import emit, provenance, spread, write_table
+from harness import arguments, emit, provenance, spread, write_table
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments("startup", __doc__)
     parser.add_argument("--model", default=DEMO_MODEL)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--write", action="store_true", help="write docs/benchmarks/startup.md")
     options = parser.parse_args()
 
     before = provenance(["torch", "transformers", "tokenizers", "fastapi"])

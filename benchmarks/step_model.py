@@ -11,7 +11,6 @@ of the wall clock and leaves nothing out: it tells how well the formula fits, no
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from random import Random
 from statistics import median, quantiles
 
 from engine_process import DEMO_MODEL
-from harness import emit, provenance, write_table
+from harness import arguments, emit, provenance, write_table
 
 from trimtab_engine.config import EngineConfig
 from trimtab_engine.core.live import Ceilings, LiveConfig
@@ -40,13 +39,10 @@ Sample = tuple[StepFeatures, float, bool]
 
 def main() -> None:
     """Measure and print; exit 1 when a target is missed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments("step_model", __doc__)
     parser.add_argument("--seconds", type=float, default=120.0, help="of steps, for fit and score each")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--cpu-time", action="store_true", help="CPU time of the thread; needs --threads 1")
-    parser.add_argument("--write", action="store_true", help="write docs/benchmarks/step_model.md")
     options = parser.parse_args()
     if options.cpu_time and options.threads != 1:
         parser.error("--cpu-time needs --threads 1: it is the time of one thread")
