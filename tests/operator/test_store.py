@@ -6,19 +6,12 @@ from typing import Any
 
 import pytest
 
+from support.clock import Clock
 from trimtab_operator import names
 from trimtab_operator.cluster.store import WATCH_GRACE_S, Key, Store
 
 Json = dict[str, Any]
 KEY = Key("team", "chat")
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -137,15 +130,15 @@ def test_a_watch_that_owes_an_object_for_long_is_dead_and_a_late_one_is_not(
     store.wrote(KEY, item(5))
     store.wrote(KEY, item(6, "theirs", mine=False))  # without our label no watch shows it
     assert store.dead_watch() is None
-    clock.now += WATCH_GRACE_S + 1
+    clock.now_s += WATCH_GRACE_S + 1
     assert "ConfigMap team/chat at resource version 5" in (store.dead_watch() or "")
-    assert store.dead_watch(failed_s=clock.now - WATCH_GRACE_S / 2) is None, "the API server was away"
+    assert store.dead_watch(failed_s=clock.now_s - WATCH_GRACE_S / 2) is None, "the API server was away"
     delivered(store, item(4))
     assert store.dead_watch() is not None, "an older state does not show that it lives"
     delivered(store, item(5))
     assert store.dead_watch() is None
     store.wrote(KEY, item(9))
-    clock.now += WATCH_GRACE_S + 1
+    clock.now_s += WATCH_GRACE_S + 1
     delivered(store, item(10), deleted=True)
     assert store.dead_watch() is None
 

@@ -8,16 +8,9 @@ import time
 
 import pytest
 
+from support.clock import Clock
 from trimtab_operator.cluster.kube import NotLeading
 from trimtab_operator.cluster.worker import BACKOFF_S, Workers, WorkQueue
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -47,7 +40,7 @@ def test_an_event_during_a_look_owes_another_one_afterwards_and_not_meanwhile(cl
     assert take(queue) == "b"
     assert take(queue) is None
     queue.done("a")
-    clock.now += 1
+    clock.now_s += 1
     assert take(queue) == "a"
 
 
@@ -56,11 +49,11 @@ def test_a_look_is_due_when_it_was_asked_for_or_sooner_if_something_happens(cloc
     queue.add("a", 10)
     queue.add("b", 10)
     queue.add("a", 3)
-    clock.now += 3
+    clock.now_s += 3
     assert take(queue) == "a"
     queue.done("a")
     assert take(queue) is None
-    clock.now += 7
+    clock.now_s += 7
     assert take(queue) == "b"
 
 
@@ -74,16 +67,16 @@ def test_failures_wait_longer_each_time_and_events_do_not_shorten_that(clock: Cl
         assert pause is not None
         pauses.append(pause)
         queue.add("a")
-        clock.now += pause * 0.9
+        clock.now_s += pause * 0.9
         assert take(queue) is None
-        clock.now += pause * 0.2
+        clock.now_s += pause * 0.2
     assert pauses[0] <= BACKOFF_S[0] * 1.25
     assert all(late > early for early, late in itertools.pairwise(pauses[:6]))
     assert max(pauses) <= BACKOFF_S[1] * 1.25
     assert take(queue) == "a"
     queue.done("a")
     queue.add("a")
-    clock.now += 1
+    clock.now_s += 1
     assert take(queue) == "a", "a success forgets earlier failures"
 
 

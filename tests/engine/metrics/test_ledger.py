@@ -7,20 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.clock import Clock
 from trimtab_engine.core.live import Slo, SloClass
 from trimtab_engine.messages import Token
 from trimtab_engine.server.metrics.ledger import Ledger, RequestRecord
 from trimtab_engine.server.workload import WorkloadLog
 
 SLO = Slo("default", (SloClass("default", ttft_s=1.0, itl_s=0.1), SloClass("batch", ttft_s=10.0, itl_s=1.0)))
-
-
-@dataclass
-class Clock:
-    time: float = 100.0
-
-    def __call__(self) -> float:
-        return self.time
 
 
 @dataclass
@@ -35,11 +28,11 @@ class Bench:
 
     def arrive(self, name: str = "a", slo_class: str = "default", prompt: int = 20) -> RequestRecord:
         return self.ledger.arrived(
-            request_id=name, slo_class=slo_class, prompt_token_ids=range(prompt), arrival_s=self.clock.time
+            request_id=name, slo_class=slo_class, prompt_token_ids=range(prompt), arrival_s=self.clock.now_s
         )
 
     def wait(self, seconds: float) -> None:
-        self.clock.time += seconds
+        self.clock.now_s += seconds
 
     def count(self, slo: str, outcome: str, generation: int = 1, slo_class: str = "default") -> int:
         return self.ledger.outcomes[slo_class, slo, outcome, generation]
@@ -63,7 +56,7 @@ def test_a_request_with_targets_of_its_own_is_judged_by_them_and_counted_under_i
         request_id="a",
         slo_class="default",
         prompt_token_ids=range(20),
-        arrival_s=bench.clock.time,
+        arrival_s=bench.clock.now_s,
         ttft_s=0.2,
         itl_s=0.5,
     )
@@ -234,7 +227,7 @@ def test_counters_equal_brute_force_over_raw_samples(lives: list[Life], ticks: i
     events += [(horizon * i / ticks, 3, "tick", 0, 0) for i in range(ticks)]
     records: dict[int, RequestRecord] = {}
     for at, _, kind, index, size in sorted(events):
-        clock.time = at
+        clock.now_s = at
         if kind == "arrive":
             records[index] = ledger.arrived(
                 request_id=str(index), slo_class="default", prompt_token_ids=[1, 2, 3], arrival_s=at

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from support.clock import Clock
 from trimtab_engine.server.health import Progress
 from trimtab_engine.server.lifecycle import Lifecycle, Phase
 
@@ -39,15 +40,6 @@ def test_a_server_that_leaves_while_loading_never_takes_requests() -> None:
     assert lifecycle.leave()
     assert not lifecycle.advance(Phase.READY)
     assert not lifecycle.takes_requests
-
-
-class Clock:
-    """Monotonic seconds that a test sets."""
-
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def looks(lifecycle: Lifecycle) -> tuple[bool, bool, float]:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from support.clock import Clock
 from support.cluster.story import wait_until
 from support.crd_fields import leaves
 from support.kube_api import KubeApi, decode_secret
@@ -33,14 +34,6 @@ from trimtab_operator.plan.events import Happening
 
 pytestmark = pytest.mark.cluster
 Json = dict[str, Any]
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def service(kube: Kube, namespace: str, name: str = "chat") -> Json:
@@ -67,12 +60,12 @@ def test_one_of_two_leads_and_stops_writing_before_the_other_may_take_over(
     second.turn()
     assert (first.leading, second.leading) == (True, False)
     for _ in range(20):  # renewed: the other waits for ever
-        clock.now += 3
+        clock.now_s += 3
         first.turn()
         second.turn()
         assert (first.leading, second.leading) == (True, False)
     for _ in range(40):  # cut off: never two at a time
-        clock.now += 0.5
+        clock.now_s += 0.5
         second.turn()
         assert not (first.leading and second.leading)
     assert (first.leading, second.leading) == (False, True)
@@ -123,7 +116,7 @@ def test_an_event_is_written_once_in_a_while_and_counted_up_after_that(kube: Kub
     recorder = Recorder(kube, "i", now=clock)
     for _ in range(50):
         recorder.record(made, happening)
-    clock.now += REPEAT_AFTER_S + 1
+    clock.now_s += REPEAT_AFTER_S + 1
     recorder.record(made, happening)
     Recorder(kube, "another life", now=clock).record(made, happening)
     [event] = kube.list(kinds.EVENT, namespace)
@@ -179,14 +172,14 @@ def test_a_watch_that_owes_a_change_for_long_is_dead_and_a_late_one_is_not(
     made, _, _ = resync(kube, namespace, clock)
     made.delivered(key, first)
     made.once()
-    clock.now += WATCH_GRACE_S * 2
+    clock.now_s += WATCH_GRACE_S * 2
     assert made.dead_watch() is None, "nothing has changed"
     changed = kube.merge(kinds.SERVICE, namespace, "chat", {"spec": {"replicas": 2}})["metadata"][
         "resourceVersion"
     ]
     made.once()
     assert made.dead_watch() is None, "it may still come"
-    clock.now += WATCH_GRACE_S + 1
+    clock.now_s += WATCH_GRACE_S + 1
     assert made.dead_watch() is not None
     made.delivered(key, changed)
     assert made.dead_watch() is None
