@@ -18,6 +18,7 @@ from trimtab_operator.api.status import Resolved
 from trimtab_operator.errors import OperatorError, Waiting
 from trimtab_operator.names import RUN_KIND
 from trimtab_operator.plan.manifests import Context
+from trimtab_operator.plan.tuner_pod import Tuner
 
 _EPILOG = """\
 examples:
@@ -113,6 +114,11 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
         help="engine image for a spec that names none (%(default)s)",
     )
     rendering.add_argument(
+        "--tuner-image",
+        default=f"trimtab/tuner:{version('trimtab')}",
+        help="image of what makes nightly runs (%(default)s)",
+    )
+    rendering.add_argument(
         "--generation", type=int, default=1, metavar="N", help="number of the live document (%(default)s)"
     )
     validation = commands.add_parser(
@@ -172,7 +178,7 @@ def _render(arguments: argparse.Namespace) -> int:
     for finding in support.later(service):
         print(f"{arguments.filename}: {finding}", file=sys.stderr)
     context = Context(resolved=Resolved(image=arguments.image), generation=arguments.generation)
-    sys.stdout.write(render.render(service, context))
+    sys.stdout.write(render.render(service, context, Tuner(arguments.tuner_image)))
     return 0
 
 

@@ -32,9 +32,12 @@ ANNOTATION_WORKER = (
     f"{GROUP}/worker"  # on a TuningRun: none, when somebody else measures and writes its status
 )
 LABEL_RUN = f"{GROUP}/run"
+LABEL_ORIGIN = f"{GROUP}/origin"  # on a TuningRun that no person made: nightly | drift
 ENGINE_CONTAINER = "engine"
 WORKER_CONTAINER = "worker"
 WORKER_COMPONENT = "tuning-worker"
+STARTER_CONTAINER = "start"
+NIGHTLY_COMPONENT = "nightly"
 
 # Conditions
 READY = "Ready"
@@ -45,6 +48,7 @@ MODEL_LOADED = "ModelLoaded"
 CONFIG_APPLIED = "ConfigApplied"
 SLO_MET = "SLOMet"
 TUNING_READY = "TuningReady"
+DRIFT_DETECTED = "DriftDetected"
 UPGRADE_AVAILABLE = "UpgradeAvailable"
 MONITORING_READY = "MonitoringReady"
 
@@ -99,6 +103,9 @@ QUIET_TIME = "QuietTime"
 SERVICE_NOT_FOUND = "ServiceNotFound"
 SERVICE_NOT_SERVED = "ServiceNotServed"
 TIME_LIMIT_REACHED = "TimeLimitReached"
+RUN_CREATED = "RunCreated"
+WAITING_FOR_RUN = "WaitingForRun"
+COOLING_DOWN = "CoolingDown"
 NOT_YET_SUPPORTED = "NotYetSupported"
 WORKER_FAILED = "WorkerFailed"
 NOT_ALLOWED_BY_SERVICE = "NotAllowedByService"
@@ -186,6 +193,16 @@ def disruption_budget(service: str) -> str:
 def network_policy(service: str) -> str:
     """NetworkPolicy."""
     return f"{service}-engine"
+
+
+def nightly(service: str) -> str:
+    """CronJob of the runs on a schedule; its ServiceAccount, Role and RoleBinding."""
+    return f"{service}-nightly"
+
+
+def drift_run(service: str, since_s: float) -> str:
+    """TuningRun for targets that are missed since that Unix time."""
+    return f"{service}-drift-{int(since_s // 60)}"
 
 
 def pod_monitor(service: str) -> str:

@@ -11,8 +11,10 @@ from typing import Any
 import yaml
 
 from trimtab_operator.api import InferenceService
+from trimtab_operator.plan import nightly
 from trimtab_operator.plan.manifests import Context, manifests
 from trimtab_operator.plan.template import Change, changes, restarts
+from trimtab_operator.plan.tuner_pod import Tuner
 
 _ORDER = {"restart": 0, "live": 1, "at once": 2}
 
@@ -36,9 +38,9 @@ def as_yaml(documents: Sequence[dict[str, Any]]) -> str:
     return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, explicit_start=True, width=120)
 
 
-def render(service: InferenceService, context: Context) -> str:
+def render(service: InferenceService, context: Context, tuner: Tuner) -> str:
     """Everything the operator would apply for `service`."""
-    return as_yaml(manifests(service, context))
+    return as_yaml([*nightly.manifests(service, tuner), *manifests(service, context)])
 
 
 def difference(old: InferenceService, new: InferenceService) -> str:

@@ -50,19 +50,16 @@ def check(service: InferenceService, mode: Mode) -> None:
         raise Unsupported(found, f'InferenceService "{service.name}"')
 
 
-def later(service: InferenceService) -> tuple[Waiting, ...]:
-    """Fields of a served service that say something and are not acted on yet."""
+def later(service: InferenceService, mode: Mode = "cluster") -> tuple[Waiting, ...]:
+    """Fields of a served service that say something and are not acted on yet, or not in this mode."""
     tuning, limits = service.spec.tuning, service.spec.tuning.limits
     usual, found = Limits(), list[Waiting]()
-    if tuning.nightly is not None and not tuning.nightly.suspend:
-        schedule = "this release makes no runs on a schedule; create a TuningRun, or set suspend"
-        found.append(Waiting("spec.tuning.nightly", tuning.nightly.schedule, schedule))
-    if tuning.drift.enabled:
-        found.append(
-            Waiting(
-                "spec.tuning.drift.enabled", True, "this release starts no run by itself; create a TuningRun"
-            )
-        )
+    if mode == "local":
+        by_hand = "local mode starts no run by itself; trimtab-tuner run does"
+        if tuning.nightly is not None and not tuning.nightly.suspend:
+            found.append(Waiting("spec.tuning.nightly", tuning.nightly.schedule, by_hand))
+        if tuning.drift.enabled:
+            found.append(Waiting("spec.tuning.drift.enabled", True, by_hand))
     if limits.extra_replicas != usual.extra_replicas:
         allowed = f"this release adds no replicas for a run; {usual.extra_replicas} until it does"
         found.append(Waiting("spec.tuning.limits.extraReplicas", limits.extra_replicas, allowed))

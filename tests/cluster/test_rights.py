@@ -47,6 +47,9 @@ RARE = {
     # When the same happens again after ten minutes, or after a restart.
     ("served", "patch", "", "events"),
     ("home", "patch", "", "events"),
+    # For drift, and of finished runs beyond those that are kept: `test_tuning_drift` and `test_nightly` fail without them.
+    ("served", "create", names.GROUP, "tuningruns"),
+    ("served", "delete", names.GROUP, "tuningruns"),
 }
 
 
@@ -112,7 +115,7 @@ def test_a_services_whole_life_under_the_restricted_level_uses_every_right_and_i
         kubectl.apply(pod("not-restricted", SLEEP))
 
     # The image holds the model, since the restricted level allows no hostPath.
-    made = service(tiny_model, replicas=2, tuning=TUNABLE, podTemplate={},
+    made = service(tiny_model, replicas=2, tuning={**TUNABLE, "nightly": {"schedule": "@yearly"}}, podTemplate={},
                    security={"apiKeySecretRef": {"name": "keys"}})  # fmt: skip
     kubectl.apply(made)
     found = wait_condition(kubectl, "Ready", "False", names.FAILED_MOUNT)
@@ -136,14 +139,14 @@ def test_a_services_whole_life_under_the_restricted_level_uses_every_right_and_i
     kubectl.within(HOME)("delete", "configmap", rights.FLEET_CONFIG_MAP)
 
     before = {one["metadata"]["uid"] for one in engines(kubectl)}
-    patch = {"spec": {"replicas": 1, "engine": {"maxModelLen": 512}, "security": {"networkPolicy": {"enabled": False}},
+    patch = {"spec": {"replicas": 1, "tuning": {"nightly": None}, "engine": {"maxModelLen": 512}, "security": {"networkPolicy": {"enabled": False}},
                       "monitoring": {"podMonitor": {"enabled": False}, "prometheusRule": {"enabled": False}}}}  # fmt: skip
     kubectl("patch", "infsvc", "chat", "--type=merge", "-p", json.dumps(patch))
     kubectl.wait_for("observed", "infsvc", "chat",
                      condition=lambda s: s["status"]["observedGeneration"] == s["metadata"]["generation"])  # fmt: skip
     wait_ready(kubectl)
     assert not before & {one["metadata"]["uid"] for one in engines(kubectl)}, "a restart-only field"
-    gone = f"networkpolicies,poddisruptionbudgets,{MONITORS}"
+    gone = f"networkpolicies,poddisruptionbudgets,cronjobs,roles,rolebindings,{MONITORS}"
     assert kubectl.items(gone, "-l", OURS) == []
     kubectl("delete", "infsvc", "chat", timeout_s=60)
     wait_until(lambda: kubectl.items(CHILDREN, "-l", OURS) == [])

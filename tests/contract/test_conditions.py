@@ -7,7 +7,7 @@ from pathlib import Path
 
 from support.crd_fields import every_field
 from support.pods import T0
-from support.services import service
+from support.services import BUDGET_PARAMETER, service
 from trimtab_operator import crds, names
 from trimtab_operator.api.status import Resolved
 from trimtab_operator.plan import cluster
@@ -31,7 +31,8 @@ def reasons() -> set[str]:
 def test_the_page_the_crd_and_the_plan_have_the_same_conditions() -> None:
     described = dict(every_field(crds.openapi(names.SERVICE_KIND)))["status.conditions"]["description"]
     assert set(re.findall(r"[A-Z][A-Za-z]+", described)) == CONDITIONS
-    seen = cluster.Observed(service())
+    drift = {"drift": {"enabled": True}, "parameters": [BUDGET_PARAMETER]}
+    seen = cluster.Observed(service(tuning=drift))
     decision = cluster.decide(seen, cluster.Settings(Resolved(image="i")), T0, rfc3339(T0))
     status = cluster.conclude(seen, decision, T0, rfc3339(T0)).status
     found = {condition.type for condition in status.conditions}

@@ -18,7 +18,7 @@ Json = dict[str, Any]
 KINDS = (names.SERVICE_KIND, names.RUN_KIND)
 SPEC = [(kind, path, field) for kind in KINDS for path, field in every_field(spec_schema(kind))]
 IDS = [f"{kind}-{path}" for kind, path, _ in SPEC]
-UNITS = "tokens|requests|engines|replicas|GPUs|percent|a fraction|trials|windows|pods"
+UNITS = "tokens|requests|engines|replicas|GPUs|percent|a fraction|trials|windows|pods|runs"
 
 field_of_spec = pytest.mark.parametrize(("kind", "path", "field"), SPEC, ids=IDS)
 

@@ -17,21 +17,23 @@ import pytest
 
 from support.crd_fields import leaves
 from support.pods import T0
+from support.runs import tuning_run
 from support.services import BUDGET_PARAMETER, SMALLEST, flag, resource, service
 from trimtab_operator import names, schema, support
 from trimtab_operator.api import InferenceService
-from trimtab_operator.api.status import Resolved
+from trimtab_operator.api.status import Condition, Resolved, ServiceStatus
 from trimtab_operator.cluster.observe import Key
 from trimtab_operator.cluster.slo import SloWatch
 from trimtab_operator.errors import InvalidResource
-from trimtab_operator.plan import cluster, monitors
+from trimtab_operator.plan import cluster, made_runs, monitors, nightly, tuning_drift
 from trimtab_operator.plan.engine_flags import Placement, engine_arguments
-from trimtab_operator.plan.live import effective, live_document, recommend
+from trimtab_operator.plan.live import Switch, effective, live_document, recommend
 from trimtab_operator.plan.manifests import Context, manifests
 from trimtab_operator.plan.pods import rfc3339
 from trimtab_operator.plan.rollout import Desired
-from trimtab_operator.plan.slo import Counts
+from trimtab_operator.plan.slo import Attainment, Counts
 from trimtab_operator.plan.template import restarts, template_hash
+from trimtab_operator.plan.tuner_pod import Tuner
 
 Probe = Callable[[InferenceService], Any]
 
@@ -324,15 +326,48 @@ PROBES: dict[str, Binding] = {
 NOT_YET = ("False", names.NOT_YET_SUPPORTED)
 MAY_TUNE = {"tuning": {"mode": "Apply", "parameters": [BUDGET_PARAMETER]}}
 TARGET = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web"}
-NIGHTLY: dict[str, Any] = {
-    "schedule": "@daily",
-    "timeZone": "Europe/Berlin",
-    "maxTrials": 3,
-    "timeLimit": "90m",
-    "startingDeadline": "2m",
-    "workload": "Trace",
-    "traceRef": {"name": "t", "key": "k"},
-}
+TRACE = {"workload": "Trace", "traceRef": {"name": "t", "key": "k"}}
+NIGHTLY = {"tuning": {**MAY_TUNE["tuning"], "nightly": {"schedule": "@daily"}}}
+DRIFT = {"tuning": {**MAY_TUNE["tuning"], "drift": {"enabled": True}}}
+
+
+def scheduled(name: str, fields: dict[str, Any], want: Any) -> Binding:
+    """A field of the CronJob."""
+
+    def probe(s: InferenceService) -> Any:
+        return nightly.manifests(s, Tuner())[-1]["spec"].get(name)
+
+    return Binding(probe, {"schedule": "@daily", **fields}, want, NIGHTLY)
+
+
+def started_with(word: str, fields: dict[str, Any], want: str) -> Binding:
+    """A word of the command line that makes a run."""
+
+    def probe(s: InferenceService) -> str | None:
+        pod = nightly.manifests(s, Tuner())[-1]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+        given = dict(argument.split("=", 1) for argument in pod["containers"][0]["args"] if "=" in argument)
+        return given.get(word)
+
+    return Binding(probe, {"schedule": "@daily", **fields}, want, NIGHTLY)
+
+
+def drift_run_after_two_windows(s: InferenceService) -> bool:
+    """Whether a run is made for targets that have been missed that long."""
+    since = rfc3339(T0 - 2 * s.spec.slo.window_s)
+    before = ServiceStatus(
+        conditions=(Condition(names.SLO_MET, "False", names.TARGETS_MISSED, last_transition_time=since),)
+    )
+    found = tuning_drift.verdict(s, before, Attainment("Violated", names.TARGETS_MISSED), (), Switch(), T0)
+    return found is not None and found.create is not None
+
+
+def runs_kept_of_twelve(s: InferenceService) -> int:
+    """How many finished nightly runs are left."""
+    runs = [
+        tuning_run(f"chat-{number}", origin="nightly", phase="Succeeded", age_s=number)
+        for number in range(12)
+    ]
+    return 12 - len(made_runs.superfluous(runs, s.spec.tuning.run_history_limit))
 
 
 def waits(path: str, value: Any, named: str) -> tuple[str, Binding]:
@@ -362,21 +397,22 @@ def quiet_until(s: InferenceService) -> str | None:
 PROBES |= {
     "slo.window": Binding(asked, "1m", [60.0]),
     **{f"targetRef.{name}": Binding(unsupported, TARGET, ["spec.targetRef"]) for name in TARGET},
-    **dict(
-        waits(path, NIGHTLY, "nightly")
-        for path in leaves(names.SERVICE_KIND)
-        if path.startswith("tuning.nightly.") and path != "tuning.nightly.suspend"
+    "tuning.nightly.schedule": scheduled("schedule", {"schedule": "@weekly"}, "@weekly"),
+    "tuning.nightly.timeZone": scheduled("timeZone", {"timeZone": "Europe/Berlin"}, "Europe/Berlin"),
+    "tuning.nightly.suspend": scheduled("suspend", {"suspend": True}, True),
+    "tuning.nightly.startingDeadline": scheduled("startingDeadlineSeconds", {"startingDeadline": "2m"}, 120),
+    "tuning.nightly.maxTrials": started_with("--max-trials", {"maxTrials": 3}, "3"),
+    "tuning.nightly.timeLimit": started_with("--time-limit", {"timeLimit": "90m"}, "90m"),
+    "tuning.nightly.workload": started_with("--trace-config-map", TRACE, "t"),
+    "tuning.nightly.traceRef.name": started_with("--trace-config-map", TRACE, "t"),
+    "tuning.nightly.traceRef.key": started_with("--trace-key", TRACE, "k"),
+    "tuning.drift.enabled": Binding(
+        drift_run_after_two_windows, {"enabled": True, "windows": 2}, True, MAY_TUNE
     ),
-    "tuning.nightly.suspend": Binding(
-        told(names.TUNING_READY),
-        {"schedule": "@daily", "suspend": True},
-        ("True", names.AS_EXPECTED, []),
-        {"tuning": {**MAY_TUNE["tuning"], "nightly": {"schedule": "@daily"}}},
+    "tuning.drift.windows": Binding(
+        drift_run_after_two_windows, {"enabled": True, "windows": 2}, True, DRIFT
     ),
-    **dict(
-        waits(f"tuning.drift.{name}", {"enabled": True, "windows": 2}, "drift.enabled")
-        for name in ("enabled", "windows")
-    ),
+    "tuning.runHistoryLimit": Binding(runs_kept_of_twelve, 2, 2, MAY_TUNE),
     **dict(
         [
             waits("tuning.limits.extraReplicas", {"extraReplicas": 1}, "limits.extraReplicas"),

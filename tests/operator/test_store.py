@@ -62,6 +62,22 @@ def test_a_service_that_nobody_has_looked_at_has_to_be_read(store: Store) -> Non
     assert store.all(KEY) is None
 
 
+def test_a_schedule_that_a_watch_showed_before_the_first_look_is_known_to_it(store: Store) -> None:
+    other, schedule = Key("team", "other"), [("CronJob", "other-nightly"), ("Role", "other-nightly")]
+    assert not store.has(other, schedule)
+    assert store.delivered(other, "CronJob", item(3, "other-nightly", "CronJob"), deleted=False)
+    assert store.has(other, schedule), "no look would ask for it without a schedule in spec"
+    assert store.all(other) is None, "everything else has to be read"
+    mark = store.begin(other)
+    store.fill(other, mark, [item(3, "other-nightly", "CronJob")])
+    assert store.delivered(other, "CronJob", item(4, "other-nightly", "CronJob"), deleted=True)
+    assert not store.has(other, schedule)
+    third = Key("team", "third")
+    assert store.delivered(third, "CronJob", item(3, "somebodys", "CronJob"), deleted=False)
+    assert store.delivered(third, "CronJob", item(3, "third-nightly", "CronJob"), deleted=True)
+    assert not store.has(third, [("CronJob", "somebodys"), ("CronJob", "third-nightly")])
+
+
 def test_an_older_state_never_replaces_a_newer_one(store: Store) -> None:
     mark = store.begin(KEY)
     assert delivered(store, item(10))

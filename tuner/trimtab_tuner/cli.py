@@ -22,6 +22,7 @@ COMMANDS = {
     "simulate": "the same on a simulated server: the engine's scheduler, modelled step times",
     "run": "tune a running service live, behind guardrails",
     "work": "carry out one TuningRun of a cluster; what its Job does",
+    "start": "create a TuningRun from inside a Kubernetes job, as the nightly CronJob does",
     "report": "turn replay results and tuning runs into one page with plots and a JSON twin",
     "trace": "look at, convert and make request traces",
 }

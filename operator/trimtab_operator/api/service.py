@@ -231,6 +231,7 @@ class Tuning:
     parameters: tuple[Parameter, ...] = ()
     nightly: Nightly | None = None
     drift: Drift = field(default_factory=Drift)
+    run_history_limit: int = 10
     limits: Limits = field(default_factory=Limits)
 
     def parameter(self, name: str) -> Parameter | None:

@@ -102,12 +102,21 @@ class LastRun:
 
 
 @dataclass(frozen=True, slots=True)
+class DriftStatus:
+    """Since when targets are missed in a row, and the run that was made for it."""
+
+    since: str | None = None
+    run: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TuningStatus:
-    """The standing recommendation and the last run."""
+    """The standing recommendation, the last run, and targets that are missed."""
 
     state: str = "Off"
     recommendation: Recommendation | None = None
     last_run: LastRun | None = None
+    drift: DriftStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)

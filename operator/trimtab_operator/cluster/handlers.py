@@ -19,7 +19,7 @@ from trimtab_operator.cluster.observe import Key, RunIndex
 from trimtab_operator.cluster.store import Store
 
 Json = Mapping[str, Any]
-WATCHED_CHILDREN = (*kinds.CHILDREN, kinds.POD)
+WATCHED_CHILDREN = (*kinds.CHILDREN, *kinds.NIGHTLY, kinds.POD)
 _CA, _TOKEN = (
     "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt",
     "/var/run/secrets/kubernetes.io/serviceaccount/token",

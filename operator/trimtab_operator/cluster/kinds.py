@@ -54,12 +54,17 @@ NETWORK_POLICY = Kind("NetworkPolicy", "networking.k8s.io", "v1", "networkpolici
 NAMESPACE = Kind("Namespace", "", "v1", "namespaces", namespaced=False)
 POD_MONITOR = Kind("PodMonitor", "monitoring.coreos.com", "v1", "podmonitors")
 PROMETHEUS_RULE = Kind("PrometheusRule", "monitoring.coreos.com", "v1", "prometheusrules")
+CRON_JOB = Kind("CronJob", "batch", "v1", "cronjobs")
+ROLE = Kind("Role", "rbac.authorization.k8s.io", "v1", "roles")
+ROLE_BINDING = Kind("RoleBinding", "rbac.authorization.k8s.io", "v1", "rolebindings")
 LEASE = Kind("Lease", "coordination.k8s.io", "v1", "leases")
 
 #: Kinds of a service's children that every cluster has; they are watched.
 CHILDREN = (SERVICE_ACCOUNT, CONFIG_MAP, CLUSTER_SERVICE, NETWORK_POLICY, DISRUPTION_BUDGET, DEPLOYMENT)
+#: Kinds of a schedule's objects, beside its ServiceAccount. Watched, and asked for only where there is a schedule.
+NIGHTLY = (CRON_JOB, ROLE, ROLE_BINDING)
 BY_NAME = {
     kind.name: kind
     for kind in (SERVICE, RUN, POD, CONFIG_MAP, SECRET, EVENT, CLUSTER_SERVICE, SERVICE_ACCOUNT, DEPLOYMENT,
-                 DISRUPTION_BUDGET, NETWORK_POLICY, NAMESPACE, LEASE, POD_MONITOR, PROMETHEUS_RULE)
+                 DISRUPTION_BUDGET, NETWORK_POLICY, NAMESPACE, LEASE, POD_MONITOR, PROMETHEUS_RULE, *NIGHTLY)
 }  # fmt: skip

@@ -43,6 +43,7 @@ from trimtab_operator.plan.events import Happening
 from trimtab_operator.plan.live import Switch
 from trimtab_operator.plan.manifests import Hub
 from trimtab_operator.plan.rollout import UNSCHEDULABLE_PATIENCE_S
+from trimtab_operator.plan.tuner_pod import Tuner
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--image", default=f"trimtab/engine:{version('trimtab')}",
                         help="engine image for services that name none (%(default)s)")  # fmt: skip
     parser.add_argument("--tuner-image", default=f"trimtab/tuner:{version('trimtab')}",
-                        help="image of tuning runs' jobs, which are not made yet (%(default)s)")  # fmt: skip
+                        help="image of what makes and works tuning runs (%(default)s)")  # fmt: skip
     parser.add_argument("--prometheus-url", metavar="URL",
                         help="where condition SLOMet gets its counts (default: it stays Unknown)")  # fmt: skip
     parser.add_argument("--prometheus-credentials", type=Path, metavar="DIR",
@@ -252,6 +253,7 @@ class Operator:
                     self._home,
                     self._arguments.room_patience,
                     self._hub,
+                    Tuner(self._arguments.tuner_image),
                 )
                 return signer
             time.sleep(START_RETRY_S)

@@ -23,7 +23,7 @@ from trimtab_operator.cluster.monitors import MonitorObjects
 from trimtab_operator.cluster.shadows import Shadows
 from trimtab_operator.cluster.store import Key, ObjectKey, Store
 from trimtab_operator.errors import InvalidResource
-from trimtab_operator.plan import children, pods
+from trimtab_operator.plan import children, nightly, pods
 from trimtab_operator.plan.cluster import Observed
 from trimtab_operator.plan.engine_flags import from_hub
 from trimtab_operator.plan.fleet import Contender
@@ -111,12 +111,14 @@ class Observer:
     ) -> tuple[Observed, bool]:
         """→ what there is, and whether all of it was read fresh. `refusals` by pod UID: what engines have refused before."""
         key = Key(service.namespace, service.name)
-        mark = self.store.begin(key)
+        mark, schedule = self.store.begin(key), nightly.possible(service.name)
         runs = self.runs(key)
         objects = self.store.all(key)
         fresh = objects is None
         if objects is None:
-            objects = self._read_all(key, new=previous == ServiceStatus()) | self.shadows.read(key, runs)
+            scheduled = service.spec.tuning.nightly is not None or self.store.has(key, schedule)
+            objects = self._read_all(key, schedule if scheduled else (), new=previous == ServiceStatus())
+            objects |= self.shadows.read(key, runs)
             self.store.fill(key, mark, objects.values())
         # The watch picks by one label only, so that an edit of the other one shows: such a pod is nobody's any more.
         mine = names.selector(service.name).items()
@@ -136,7 +138,11 @@ class Observer:
         observed = Observed(
             service=service,
             previous=previous,
-            children={name: objects[name] for name in children.possible(service.name) if name in objects},
+            children={
+                name: objects[name]
+                for name in (*children.possible(service.name), *schedule)
+                if name in objects
+            },
             pods=tuple(listed),
             runs=tuple(run for run in runs if isinstance(run, TuningRun)),
             invalid_runs=tuple(run for run in runs if isinstance(run, InvalidRun)),
@@ -157,7 +163,7 @@ class Observer:
         """The same with these children read fresh."""
         key = Key(observed.service.namespace, observed.service.name)
         live, shadow = dict(observed.children), dict(observed.shadow.objects)
-        own = children.possible(key.name)
+        own = (*children.possible(key.name), *nightly.possible(key.name))
         for kind, name in stale:
             mark = self.store.mark()
             found = self._kube.get(kinds.BY_NAME[kind], key.namespace, name)
@@ -168,9 +174,9 @@ class Observer:
                 place[(kind, name)] = found
         return replace(observed, children=live, shadow=replace(observed.shadow, objects=shadow))
 
-    def _read_all(self, key: Key, *, new: bool) -> dict[ObjectKey, Json]:
+    def _read_all(self, key: Key, further: Collection[ObjectKey], *, new: bool) -> dict[ObjectKey, Json]:
         found: dict[ObjectKey, Json] = {}
-        for kind, name in children.possible(key.name):
+        for kind, name in (*children.possible(key.name), *further):
             item = self._kube.get(kinds.BY_NAME[kind], key.namespace, name)
             if item is not None:
                 found[(kind, name)] = item

@@ -22,6 +22,7 @@ from trimtab_operator.cluster.events import Recorder
 from trimtab_operator.cluster.kube import Conflict, Denied, Kube, NamespaceGoing, NotFound, Refused
 from trimtab_operator.cluster.metrics import OperatorMetrics
 from trimtab_operator.cluster.observe import Key, Observer, previous_status
+from trimtab_operator.cluster.run_makers import RunMakers
 from trimtab_operator.cluster.slo import SloWatch
 from trimtab_operator.cluster.slots import Slots
 from trimtab_operator.errors import Finding, InvalidResource
@@ -36,7 +37,7 @@ Json = dict[str, Any]
 NAME_RETRY_S = 30.0  # somebody else's object is not watched
 GONE_RETRY_S = 1.0  # a former object is on its way out
 ENGINE_RETRY_S = 1.0  # a ready pod whose admin port did not answer
-_MADE_ANEW = frozenset({"PodDisruptionBudget", "NetworkPolicy"})
+_MADE_ANEW = frozenset({"PodDisruptionBudget", "NetworkPolicy", "RoleBinding"})
 _RUN_FIELDS = ("observedGeneration", "phase", "startTime", "conditions", "summary", "applied")
 
 
@@ -61,6 +62,7 @@ class Reconciler:
         self._slots = slots
         self._kube = kube
         self._engines = engines
+        self._makers = RunMakers(kube)
         self._observer = observer
         self._store = observer.store
         self._settings = settings
@@ -102,6 +104,7 @@ class Reconciler:
             return NAME_RETRY_S
         try:
             self._change_children(key, observed, decision)
+            observed = self._make_runs(key, observed, decision)
         except NamespaceGoing:
             return None  # all of it is being deleted, and nothing may be made there any more
         except Refused as error:
@@ -135,8 +138,12 @@ class Reconciler:
         )
         everybody = (*observed.pods, *observed.shadow.pods)
         soon = [conclusion.look_again_s - now] if conclusion.look_again_s is not None else []
-        soon += [GONE_RETRY_S] if decision.changes.waiting or decision.shadow.changes.waiting else []
-        soon += [NAME_RETRY_S] if decision.shadow.changes.taken or observed.shadow_problem else []
+        waiting = (decision.changes, decision.shadow.changes, decision.nightly)
+        soon += [GONE_RETRY_S] if any(changes.waiting for changes in waiting) else []
+        taken = decision.shadow.changes.taken or decision.nightly.taken
+        refused = (observed.nightly_problem, observed.drift)
+        denied = any(found is not None and found.reason == names.API_DENIED for found in refused)
+        soon += [NAME_RETRY_S] if taken or denied or observed.shadow_problem else []
         soon += [ENGINE_RETRY_S] if retry else []
         soon += [pods.CREATING_PATIENCE_S] if any(map(pods.creating, everybody)) else []
         return max(0.0, min(soon)) if soon else None
@@ -179,13 +186,30 @@ class Reconciler:
                 },
             )
         for live in decision.changes.delete:
-            metadata = live["metadata"]
-            try:
-                self._kube.delete(
-                    kinds.BY_NAME[live["kind"]], metadata["namespace"], metadata["name"], metadata["uid"]
-                )
-            except Conflict:
-                continue  # another object under that name by now; the next look judges it
+            self._delete(live)
+
+    def _delete(self, live: Mapping[str, Any]) -> None:
+        metadata = live["metadata"]
+        try:
+            self._kube.delete(
+                kinds.BY_NAME[live["kind"]], metadata["namespace"], metadata["name"], metadata["uid"]
+            )
+        except Conflict:
+            return  # another object under that name by now; the next look judges it
+
+    def _make_runs(
+        self, key: Key, observed: cluster.Observed, decision: cluster.Decision
+    ) -> cluster.Observed:
+        """The schedule, a drift's run, and room for both; with what went wrong noted."""
+
+        def apply(manifest: Json) -> None:
+            live = observed.child(manifest["kind"], manifest["metadata"]["name"])
+            self._store.wrote(key, self._apply(manifest, live))
+
+        problem = self._makers.schedule(observed.service, decision.nightly, apply, self._delete)
+        drift = self._makers.drift_run(decision.drift)
+        self._makers.forget_runs(decision.superfluous)
+        return replace(observed, nightly_problem=problem, drift=drift)
 
     def _apply(self, manifest: Json, live: Mapping[str, Any] | None) -> Json:
         """Apply one child. A field that somebody added can forbid ours beside it (a budget has one of two limits): where nothing

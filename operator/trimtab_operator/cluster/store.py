@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
 
 from trimtab_operator import names
+from trimtab_operator.plan import nightly
 
 WATCH_GRACE_S = 120.0  # from an answer that shows an object to the watch's delivery of it
 
@@ -95,6 +96,13 @@ class Store:
             contents = {n: seen.content for n, seen in service.objects.items() if seen.content is not None}
         return {name: msgspec.json.decode(content) for name, content in contents.items()}
 
+    def has(self, key: Key, names: Collection[ObjectKey]) -> bool:
+        """Whether one of these was there when last seen."""
+        with self._lock:
+            service = self._services.get(key)
+            found = {} if service is None else service.objects
+            return any(name in found and found[name].content is not None for name in names)
+
     def fill(self, key: Key, mark: Mark, found: Iterable[Json]) -> None:
         """Everything that there is, as read after `mark`."""
         listed = {(item["kind"], item["metadata"]["name"]): item for item in found}
@@ -144,10 +152,13 @@ class Store:
     def delivered(self, key: Key, kind: str, item: Mapping[str, Any], *, deleted: bool) -> bool:
         """A watch shows an object → whether that is news."""
         with self._lock:
+            name, version = (kind, item["metadata"]["name"]), _version(item)
             service = self._services.get(key)
             if service is None:
-                return True  # the first look reads everything
-            name, version = (kind, item["metadata"]["name"]), _version(item)
+                if deleted or name not in nightly.possible(key.name):
+                    return True  # the first look reads everything
+                # But for a schedule's objects, which it asks for only when there is reason to.
+                service = self._services[key] = _Service()
             if deleted or service.owed.get(name, (version, 0.0))[0] <= version:
                 service.owed.pop(name, None)
             if deleted:

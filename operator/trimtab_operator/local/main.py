@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _fail(f"{arguments.filename}: is not UTF-8 at byte {error.start}")
     except OperatorError as error:
         return _fail(str(error))
-    for finding in support.later(service):
+    for finding in support.later(service, "local"):
         print(f"trimtab-operator: {finding}", file=sys.stderr)
     folder = (arguments.state_dir or _default_state_dir(service)).absolute()
     try:

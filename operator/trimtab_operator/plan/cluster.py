@@ -20,11 +20,14 @@ from trimtab_operator.plan import (
     handover,
     live_push,
     loading,
+    made_runs,
+    nightly,
     pod_template,
     pods,
     quiet_times,
     rollout,
     runs,
+    tuning_drift,
 )
 from trimtab_operator.plan import live as plan_live
 from trimtab_operator.plan import monitors as plan_monitors
@@ -123,13 +126,23 @@ def decide(observed: Observed, settings: Settings, now: float, time: str) -> Dec
             manifest["metadata"]["annotations"] = record.annotations()
         elif manifest["kind"] == "Deployment":
             manifest["metadata"]["annotations"] = pods_are.built.annotations()
+    halt = plan_live.switch(service.metadata.annotations, observed.fleet)
+    on_schedule = nightly.manifests(service, settings.tuner, halted=halt.state != "active")
+    schedule = set(nightly.possible(service.name))
     return Decision(
         template_hash=wanted_hash,
         resolved=pods_are.resolved,
         upgrade_available=pods_are.upgrade_available,
         room_patience_s=settings.room_patience_s,
-        changes=children.changes(service, wanted, observed.children),
+        changes=children.changes(
+            service, wanted, {key: live for key, live in observed.children.items() if key not in schedule}
+        ),
         monitors=plan_monitors.changes(service, observed.monitors),
+        nightly=nightly.changes(service, on_schedule, observed.children),
+        drift=tuning_drift.verdict(
+            service, observed.previous, observed.slo, observed.runs, observed.fleet, now
+        ),
+        superfluous=made_runs.superfluous(observed.runs, service.spec.tuning.run_history_limit),
         incumbent=incumbent,
         trial=trial,
         targets=targets,
@@ -178,6 +191,9 @@ def conclude(observed: Observed, decision: Decision, now: float, time: str) -> C
         resolved=decision.resolved,
         upgrade_available=decision.upgrade_available,
         leaving_ready=sum(pods.is_ready(pod) for pod in observed.pods if pods.leaving(pod)),
+        mode="cluster",
+        nightly_problem=observed.nightly_problem or nightly.problem(decision.nightly),
+        drift=observed.drift or decision.drift,
     )
     status = service_status(service, found, facts, observed.previous, time)
     if decision.taken_run is not None:
@@ -189,6 +205,8 @@ def conclude(observed: Observed, decision: Decision, now: float, time: str) -> C
         moments.append(decision.border_s)
     if decision.holds:
         moments.append(now + handover.RENEW_EVERY_S)
+    if decision.drift is not None and decision.drift.look_again_s is not None:
+        moments.append(decision.drift.look_again_s)
     if decision.trial is not None:
         moments.append(min(now + live_push.RENEW_EVERY_S, decision.trial.until_s))
     limits = (runs.deadline_s(run) for run in observed.runs if not run.judged and not run.deleting)

@@ -30,6 +30,7 @@ def transitions(before: ServiceStatus, after: ServiceStatus) -> list[Happening]:
     found: list[Happening] = []
     found += _rollout(before, after)
     found += _stalled(before, after)
+    found += _drift(before, after)
     live = _live(before, after)
     if any(happening.reason == _CREATED for happening in found):
         # What a service starts with was mounted before there was an engine, and the status shows it.
@@ -60,6 +61,13 @@ def _stalled(before: ServiceStatus, after: ServiceStatus) -> list[Happening]:
     if was is not None and (was.status, was.reason) == (now.status, now.reason):
         return []
     return [Happening("Warning", now.reason, now.message)]
+
+
+def _drift(before: ServiceStatus, after: ServiceStatus) -> list[Happening]:
+    was, now = before.condition(names.DRIFT_DETECTED), after.condition(names.DRIFT_DETECTED)
+    if now is None or now.status != "True" or (was is not None and was.reason == now.reason):
+        return []
+    return [Happening("Warning", names.DRIFT_DETECTED, now.message)]
 
 
 def _live(before: ServiceStatus, after: ServiceStatus) -> list[Happening]:

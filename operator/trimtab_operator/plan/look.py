@@ -9,12 +9,13 @@ from typing import Any
 from trimtab_operator import names
 from trimtab_operator.api import InferenceService, InvalidRun, Recommendation, TuningRun
 from trimtab_operator.api.status import Resolved, ServiceStatus
-from trimtab_operator.plan import children, live_push, quiet_times, rollout
+from trimtab_operator.plan import children, live_push, nightly, quiet_times, rollout, tuning_drift
 from trimtab_operator.plan import live as plan_live
 from trimtab_operator.plan import monitors as plan_monitors
 from trimtab_operator.plan import shadow as plan_shadow
 from trimtab_operator.plan.manifests import Hub
 from trimtab_operator.plan.slo import NO_PROMETHEUS, Attainment
+from trimtab_operator.plan.tuner_pod import Tuner
 
 Json = dict[str, Any]
 
@@ -28,6 +29,7 @@ class Settings:
     operator_namespace: str = "trimtab-system"
     room_patience_s: float = rollout.UNSCHEDULABLE_PATIENCE_S
     hub: Hub = field(default_factory=Hub)
+    tuner: Tuner = field(default_factory=Tuner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class Observed:
     complaints: Mapping[str, str] = field(default_factory=dict)  # by pod name: the kubelet's, about volumes
     shadow: plan_shadow.Standing = field(default_factory=plan_shadow.Standing)
     shadow_problem: plan_shadow.Reason | None = None  # what the API server said to a shadow's objects
+    nightly_problem: nightly.Problem | None = None  # what it said to a schedule's objects
+    drift: tuning_drift.DriftVerdict | None = None  # as it is after acting; None: as decided
 
     def child(self, kind: str, name: str) -> Mapping[str, Any] | None:
         """One child, or None."""
@@ -78,6 +82,9 @@ class Decision:
     taken_run: TuningRun | None  # its result was taken now
     refusal: str | None  # why the acting run's candidate, or the taken run's result, is not carried out
     shadow: plan_shadow.Plan
+    nightly: children.Changes
+    drift: tuning_drift.DriftVerdict | None
+    superfluous: tuple[TuningRun, ...]  # finished runs beyond those that are kept
     quiet: quiet_times.Quiet | None = None  # the quiet time in force: nothing starts, is tried or promoted
     border_s: float | None = None  # when a quiet time ends or begins next
 
@@ -85,12 +92,14 @@ class Decision:
         """Children whose state this rests on; when it changes nothing, none."""
         if self.changes.taken or self.changes.waiting:
             return set(children.possible(service))
-        both = (self.changes, self.shadow.changes)
+        all_changes = (self.changes, self.shadow.changes, self.nightly)
         touched = {
             (item["kind"], item["metadata"]["name"])
-            for changes in both
+            for changes in all_changes
             for item in (*changes.apply, *changes.delete)
         }
+        if self.nightly.taken or self.nightly.waiting:
+            touched |= set(nightly.possible(service))
         # What engines are told has its number from there.
         return touched | ({("ConfigMap", names.live_config_map(service))} if self.calls else set())
 

@@ -28,10 +28,16 @@ from trimtab_operator.errors import Finding
 from trimtab_operator.plan.engine_flags import served_name
 from trimtab_operator.plan.live import Switch, superseded, switch
 from trimtab_operator.plan.monitors import Verdict
+from trimtab_operator.plan.nightly import Problem
 from trimtab_operator.plan.quiet_times import Quiet
 from trimtab_operator.plan.rollout import RolloutStatus
 from trimtab_operator.plan.slo import NO_PROMETHEUS, Attainment
+from trimtab_operator.plan.tuning_drift import DriftVerdict
 
+_DRIFT_IS_BLIND = (
+    "spec.tuning.drift.enabled: True is not allowed; without --prometheus-url (prometheus.url of the chart) nobody can tell "
+    "when targets are missed"
+)
 _Make = Callable[[str, bool | None, str, str], Condition]
 
 
@@ -53,6 +59,9 @@ class Facts:
     leaving_ready: int = (
         0  # pods on their way out that still say so: they are sent requests while nobody else is ready
     )
+    mode: support.Mode = "local"
+    nightly_problem: Problem | None = None
+    drift: DriftVerdict | None = None  # None: not enabled, or not a question here
 
 
 def service_status(
@@ -136,6 +145,7 @@ def _conditions(service: InferenceService, rollout: RolloutStatus, facts: Facts)
             facts.slo.message,
         ),
         _tuning_ready(condition, service, facts),
+        *_drift_detected(condition, facts),
         *_upgrade(condition, facts),
         *([condition(names.MONITORING_READY, *facts.monitoring)] if facts.monitoring is not None else []),
     ]
@@ -150,6 +160,11 @@ def _available(condition: _Make, rollout: RolloutStatus, leaving_ready: int) -> 
         return condition(names.AVAILABLE, True, names.LEAVING_POD_SERVES, message)
     quiet = rollout.reason if rollout.reason == names.SUSPENDED else names.NO_READY_PODS
     return condition(names.AVAILABLE, False, quiet, message)
+
+
+def _drift_detected(condition: _Make, facts: Facts) -> list[Condition]:
+    found = facts.drift
+    return [] if found is None else [condition(names.DRIFT_DETECTED, found.met, found.reason, found.message)]
 
 
 def _upgrade(condition: _Make, facts: Facts) -> list[Condition]:
@@ -216,7 +231,11 @@ def _config_applied(condition: _Make, rollout: RolloutStatus) -> Condition:
 def _tuning_ready(condition: _Make, service: InferenceService, facts: Facts) -> Condition:
     mode = service.spec.tuning.mode
     halt = switch(service.metadata.annotations, facts.fleet)
-    waiting = "; ".join(map(str, support.later(service)))
+    waiting = "; ".join(map(str, support.later(service, facts.mode)))
+    if facts.nightly_problem is not None:
+        return condition(names.TUNING_READY, False, *facts.nightly_problem)
+    if facts.drift is not None and facts.slo == NO_PROMETHEUS:
+        return condition(names.TUNING_READY, False, names.METRICS_UNAVAILABLE, _DRIFT_IS_BLIND)
     if mode == "Off":
         message = "; ".join(filter(None, ("spec.tuning.mode is Off", waiting)))
         return condition(names.TUNING_READY, False, names.TUNING_OFF, message)
@@ -267,4 +286,5 @@ def _tuning(service: InferenceService, facts: Facts, previous: ServiceStatus) ->
         word = "Quiet"
     else:
         word = "Running" if facts.tuning_running else "Idle"
-    return TuningStatus(word, facts.recommendation, previous.tuning.last_run)
+    drift = None if facts.drift is None else facts.drift.kept
+    return TuningStatus(word, facts.recommendation, previous.tuning.last_run, drift)

@@ -14,7 +14,7 @@ import kubernetes.client
 import pytest
 
 from support.cluster.story import wait_until
-from support.services import service
+from support.services import BUDGET_PARAMETER, service
 from trimtab_operator import names
 from trimtab_operator.api.status import Resolved
 from trimtab_operator.cluster import kinds
@@ -27,8 +27,10 @@ from trimtab_operator.cluster.kube import (
     Refused,
     Unavailable,
 )
+from trimtab_operator.plan import nightly
 from trimtab_operator.plan.drift import drift, stamped
 from trimtab_operator.plan.manifests import Context, Manifest, manifests
+from trimtab_operator.plan.tuner_pod import Tuner
 
 
 def config_map(namespace: str, name: str = "a", **data: str) -> Manifest:
@@ -44,6 +46,7 @@ def rich_children(namespace: str) -> list[Manifest]:
     built = service(**{
         "replicas": 3, "service.annotations": {"x": "y"}, "model.cache.sizeLimit": "1024Mi", "security.apiKeySecretRef.name": "keys",
         "security.networkPolicy.ingressFrom": [{"podSelector": {}}],
+        "tuning": {"parameters": [BUDGET_PARAMETER], "nightly": {"schedule": "@daily", "timeZone": "Europe/Berlin"}},
         "podTemplate": {"spec": {
             "tolerations": [{"key": "gpu", "operator": "Exists"}],
             "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}],
@@ -51,7 +54,10 @@ def rich_children(namespace: str) -> list[Manifest]:
                             "env": [{"name": "EMPTY", "value": ""}, {"name": "A", "value": "b"}]}],
         }},
     })  # fmt: skip
-    children = manifests(built, Context(Resolved(image="engine:1"), admin_public_key="KEY"))
+    children = [
+        *nightly.manifests(built, Tuner("tuner:1")),
+        *manifests(built, Context(Resolved(image="engine:1"), admin_public_key="KEY")),
+    ]
     for child in children:
         child["metadata"]["namespace"] = namespace
     return children

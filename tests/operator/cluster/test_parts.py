@@ -16,7 +16,7 @@ from support.clock import Clock
 from support.cluster.story import wait_until
 from support.crd_fields import leaves
 from support.kube_api import KubeApi, decode_secret
-from support.services import put, resource
+from support.services import BUDGET_PARAMETER, put, resource
 from trimtab_operator import names
 from trimtab_operator.api.status import Resolved
 from trimtab_operator.cluster import kinds, tokens
@@ -31,6 +31,7 @@ from trimtab_operator.cluster.resync import WATCH_GRACE_S, Resync
 from trimtab_operator.cluster.store import Store
 from trimtab_operator.plan.cluster import Settings
 from trimtab_operator.plan.events import Happening
+from trimtab_operator.plan.tuner_pod import Tuner
 
 pytestmark = pytest.mark.cluster
 Json = dict[str, Any]
@@ -304,7 +305,7 @@ def test_a_second_reconcile_writes_nothing(
 class Looks:
     """A reconciler for one service, what it asks the API server, and the store that it goes by."""
 
-    def __init__(self, api: KubeApi, namespace: str) -> None:
+    def __init__(self, api: KubeApi, namespace: str, tuner: Tuner | None = None) -> None:
         signer = tokens.Signer.new()
         engines = Engines(signer)
         self.asked: list[tuple[str, str]] = []
@@ -316,7 +317,7 @@ class Looks:
         self.key = Key(namespace, "chat")
         self._reconciler = Reconciler(
             kube, engines, Observer(kube, engines, RunIndex(), self.store),
-            Settings(Resolved(image="engine:1"), signer.public_pem), Recorder(kube, "test"), OperatorMetrics(),
+            Settings(Resolved(image="engine:1"), signer.public_pem, tuner=tuner or Tuner()), Recorder(kube, "test"), OperatorMetrics(),
         )  # fmt: skip
 
     def look(self) -> list[tuple[str, str]]:
@@ -347,6 +348,67 @@ def test_a_look_that_finds_nothing_to_do_asks_for_the_service_alone(looks: Looks
     fresh = looks.look()
     assert {kind for _, kind in fresh} >= {kind.name for kind in kinds.CHILDREN}
     assert {verb for verb, _ in fresh} == {"GET"}
+
+
+SCHEDULE = {kind.name for kind in kinds.NIGHTLY}
+
+
+def set_tuning(kube: Kube, namespace: str, **tuning: Any) -> None:
+    kube.merge(kinds.SERVICE, namespace, "chat", {"spec": {"tuning": tuning}})
+
+
+def test_a_schedule_costs_requests_only_where_there_is_one(looks: Looks, kube: Kube, namespace: str) -> None:
+    looks.store.distrust(looks.key)
+    assert not SCHEDULE & {kind for _, kind in looks.look()}, "nobody asked for one"
+    set_tuning(kube, namespace, parameters=[BUDGET_PARAMETER], nightly={"schedule": "@daily"})
+    assert {("PATCH", kind) for kind in SCHEDULE} <= set(looks.look())
+    looks.look()  # the status that was written last
+    assert looks.look() == [("GET", "InferenceService")]
+    looks.store.distrust(looks.key)
+    assert {verb for verb, kind in looks.look() if kind in SCHEDULE} == {"GET"}
+
+    set_tuning(kube, namespace, nightly=None)
+    asked = looks.look()
+    assert {("DELETE", kind) for kind in (*SCHEDULE, "ServiceAccount")} <= set(asked)
+    for kind in (*kinds.NIGHTLY, kinds.SERVICE_ACCOUNT):
+        for live in [o for o in kube.list(kind, namespace) if o["metadata"]["name"] == "chat-nightly"]:
+            raise AssertionError(f"{kind.name} is left: {live}")
+
+
+def test_a_binding_to_another_role_is_made_anew_since_it_cannot_be_changed(
+    looks: Looks, kube: Kube, namespace: str
+) -> None:
+    set_tuning(kube, namespace, parameters=[BUDGET_PARAMETER], nightly={"schedule": "@daily"})
+    looks.look()
+    [binding] = kube.list(kinds.ROLE_BINDING, namespace)
+    kube.delete(kinds.ROLE_BINDING, namespace, "chat-nightly", binding["metadata"]["uid"])
+    other = {**binding, "roleRef": {**binding["roleRef"], "name": "another"}}
+    other["metadata"] = {
+        k: binding["metadata"][k] for k in ("name", "namespace", "labels", "ownerReferences")
+    }
+    looks.store.delivered(looks.key, "RoleBinding", kube.create(other), deleted=False)
+    looks.look()
+    [binding] = kube.list(kinds.ROLE_BINDING, namespace)
+    assert binding["roleRef"]["name"] == "chat-nightly"
+
+
+def test_a_schedule_that_the_api_server_does_not_take_is_told_and_stops_nothing(
+    api: KubeApi, kube: Kube, namespace: str
+) -> None:
+    service(kube, namespace)
+    set_tuning(kube, namespace, parameters=[BUDGET_PARAMETER], nightly={"schedule": "@daily"})
+    looks = Looks(api, namespace, Tuner(image=""))
+    looks.look()
+    found = kube.get(kinds.SERVICE, namespace, "chat")
+    assert found is not None
+    conditions = {c["type"]: c for c in found["status"]["conditions"]}
+    told = conditions[names.TUNING_READY]
+    assert (told["status"], told["reason"]) == ("False", names.INVALID_SPEC)
+    assert told["message"].startswith("spec.tuning.nightly: ")
+    assert "containers[0].image" in told["message"]
+    assert conditions[names.STALLED]["status"] == "False"
+    assert kube.list(kinds.DEPLOYMENT, namespace)
+    assert ("PATCH", "InferenceService") not in looks.look(), "it is told once"
 
 
 def test_the_first_look_at_a_service_knows_the_pods_that_one_of_its_name_has_left(

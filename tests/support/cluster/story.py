@@ -24,7 +24,8 @@ from trimtab_operator.plan.pods import rfc3339
 
 Json = dict[str, Any]
 CHILDREN = (
-    "deployments,replicasets,pods,services,serviceaccounts,configmaps,networkpolicies,poddisruptionbudgets"
+    "deployments,replicasets,pods,services,serviceaccounts,configmaps,networkpolicies,poddisruptionbudgets,"
+    "cronjobs,roles,rolebindings"
 )
 OURS = "serving.trimtab.dev/inferenceservice"
 TUNABLE = {"mode": "Apply", "parameters": [{"name": "maxNumBatchedTokens", "min": 64, "max": 4096}]}

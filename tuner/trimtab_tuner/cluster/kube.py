@@ -32,6 +32,7 @@ Json = dict[str, Any]
 FIELD_MANAGER = "trimtab-worker"
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 3.0, 8.0
 PAUSES_S = (0.2, 0.6, 1.5)  # before the second, third, … try
+_CONTENT_TYPES = {"PATCH": "application/apply-patch+yaml", "POST": "application/json"}
 _RETRIED = frozenset({409, 429, 500, 502, 503, 504})
 
 
@@ -131,16 +132,28 @@ class Kube:
         path = kind.path(namespace, name, "status")
         return await asyncio.to_thread(self._call, "PATCH", path, query=query, body=body)
 
+    def create(self, kind: Kind, namespace: str, manifest: Json) -> bool:
+        """Make a new object → whether it was not there yet. Blocking; `commands.start` does nothing beside it."""
+        query = {"fieldManager": FIELD_MANAGER}
+        try:
+            self._call("POST", kind.path(namespace), query=query, body=manifest)
+        except Refused as error:
+            if error.status == 409:
+                return False
+            raise
+        return True
+
     def _call(
         self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: Json | None = None
     ) -> Json:
+        retried = _RETRIED - {409} if method == "POST" else _RETRIED  # there it says that the name is taken
         url = self._host + path + (f"?{urlencode(query)}" if query else "")
         what = f"{method} {path}"
         for tried in range(len(self._pauses_s) + 1):
             status, message, answer = self._once(method, url, body)
             if status is not None and status < 300:
                 return answer
-            if (status is not None and status not in _RETRIED) or tried == len(self._pauses_s):
+            if (status is not None and status not in retried) or tried == len(self._pauses_s):
                 raise _classified(what, status, message)
             time.sleep(self._pauses_s[tried] * random.uniform(0.75, 1.25))
         raise AssertionError("unreachable: the last try raises")
@@ -148,7 +161,7 @@ class Kube:
     def _once(self, method: str, url: str, body: Json | None) -> tuple[int | None, str, Json]:
         headers = {"Accept": "application/json", "User-Agent": FIELD_MANAGER}
         if body is not None:
-            headers["Content-Type"] = "application/apply-patch+yaml"
+            headers["Content-Type"] = _CONTENT_TYPES[method]
         # Asked for each time: a ServiceAccount's token is renewed on disk.
         self._api.update_params_for_auth(headers, [], ["BearerToken"], "", method, None)
         try:
