@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -66,17 +67,40 @@ def start_prometheus(
     targets: Sequence[str], *, interval_s: float = 1.0, labels: Mapping[str, str] | None = None
 ) -> Iterator[str]:
     """A Prometheus that scrapes `targets` (URLs of `/metrics`) under job "engine" and `labels`; its URL."""
+    hosts = [urlsplit(target).netloc for target in targets]
+    job = {"job_name": "engine", "static_configs": [{"targets": hosts, "labels": dict(labels or {})}]}
+    with serve_prometheus([job], interval_s=interval_s) as url:
+
+        def scraped() -> bool:
+            answer = httpx.get(f"{url}/api/v1/query", params={"query": "sum(up)"}, timeout=5.0).json()
+            return bool(answer["data"]["result"]) and answer["data"]["result"][0]["value"][1] == str(
+                len(targets)
+            )
+
+        wait_until(scraped, 60.0, lambda: "no target was scraped")  # discovery is throttled to once in 5 s
+        yield url
+
+
+@contextlib.contextmanager
+def serve_prometheus(
+    jobs: Sequence[Mapping[str, Any]],
+    *,
+    interval_s: float = 1.0,
+    rule_groups: Sequence[Mapping[str, Any]] = (),
+    port: int | None = None,
+) -> Iterator[str]:
+    """A Prometheus with these scrape jobs and rules; its URL. port: None for any."""
     binary = prometheus_binary()
     with tempfile.TemporaryDirectory(prefix="trimtab-prom-") as folder:
-        hosts = ", ".join(f'"{urlsplit(t).netloc}"' for t in targets)
-        Path(folder, "prometheus.yml").write_text(
-            f"global: {{scrape_interval: {interval_s:g}s, scrape_timeout: {interval_s:g}s}}\n"
-            f"scrape_configs: [{{job_name: engine, static_configs: [{{targets: [{hosts}], labels: {json.dumps(dict(labels or {}))}}}]}}]\n"
-        )
-        # Prometheus cannot say which free port it took, so one is found first.
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        timing = {f"{what}_interval": f"{interval_s:g}s" for what in ("scrape", "evaluation")}
+        configuration = {
+            "global": {**timing, "scrape_timeout": f"{interval_s:g}s"},
+            "scrape_configs": list(jobs),
+            "rule_files": [f"{folder}/rules.yml"],
+        }
+        Path(folder, "prometheus.yml").write_text(json.dumps(configuration))
+        Path(folder, "rules.yml").write_text(json.dumps({"groups": list(rule_groups)}))
+        port = port or free_port()
         with Path(folder, "log").open("wb") as log:
             process = subprocess.Popen(
                 [
@@ -98,16 +122,7 @@ def start_prometheus(
                     return httpx.get(f"{url}/-/ready", timeout=2.0).status_code == 200
                 return False
 
-            def scraped() -> bool:
-                answer = httpx.get(f"{url}/api/v1/query", params={"query": "sum(up)"}, timeout=5.0).json()
-                return bool(answer["data"]["result"]) and answer["data"]["result"][0]["value"][1] == str(
-                    len(targets)
-                )
-
             wait_until(ready, 60.0, lambda: Path(folder, "log").read_text())
-            wait_until(
-                scraped, 60.0, lambda: "no target was scraped"
-            )  # discovery is throttled to once in 5 s
             yield url
         finally:
             process.terminate()
@@ -116,3 +131,11 @@ def start_prometheus(
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def free_port() -> int:
+    """One of this moment: Prometheus cannot say which one it took."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        found: int = probe.getsockname()[1]
+        return found
