@@ -63,9 +63,6 @@ def later(service: InferenceService, mode: Mode = "cluster") -> tuple[Waiting, .
     if limits.extra_replicas != usual.extra_replicas:
         allowed = f"this release adds no replicas for a run; {usual.extra_replicas} until it does"
         found.append(Waiting("spec.tuning.limits.extraReplicas", limits.extra_replicas, allowed))
-    if limits.max_throughput_loss != usual.max_throughput_loss:
-        allowed = "this release weighs no throughput; a result counts as its run gives it"
-        found.append(Waiting("spec.tuning.limits.maxThroughputLoss", limits.max_throughput_loss, allowed))
     return tuple(found)
 
 

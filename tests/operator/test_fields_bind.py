@@ -416,9 +416,6 @@ PROBES |= {
     **dict(
         [
             waits("tuning.limits.extraReplicas", {"extraReplicas": 1}, "limits.extraReplicas"),
-            waits(
-                "tuning.limits.maxThroughputLoss", {"maxThroughputLoss": "2.5%"}, "limits.maxThroughputLoss"
-            ),
         ]
     ),
     **{
@@ -437,6 +434,7 @@ PROBES |= {
 }
 ELSEWHERE = {
     "tuning.limits.canaryPods": "test_cluster_live.py::test_canary_pods_bound_how_many_try",
+    "tuning.limits.maxThroughputLoss": "../tuner/study/test_operator_control.py::test_the_owners_limit_on_throughput_is_read_from_the_status",
     "rollout.upgradePolicy": "test_cluster_plan.py::test_upgrade_policy_auto_takes_the_newer_default_at_once",
 }
 LATER: dict[str, str] = {}

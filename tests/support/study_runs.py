@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -37,6 +38,7 @@ class Simulated:
         self.before_each: Callable[[Target, LiveConfig], Awaitable[object]] | None = None
         self.target: Target | None = None
         self.reading_changes: dict[str, Any] = {}
+        self.seconds: Callable[[LiveConfig], float] | None = None  # of each block's hundred tokens
         self.asked: list[LiveConfig | None] = []
         self.truth = truth
         self._rng = random.Random(seed)
@@ -59,6 +61,12 @@ class Simulated:
             Block(self._rng.choice((2, 3, 4, 5)) if self._rng.random() < risk else 0, 5) for _ in range(12)
         )
         reading = make_reading(n=60, violated_itl=sum(b.violated for b in blocks), **self.reading_changes)
+        if self.seconds is not None:
+            paced = [self.seconds(used) * self._rng.uniform(0.97, 1.03) for _ in blocks]
+            blocks = tuple(
+                dataclasses.replace(b, tokens=100.0, seconds=s) for b, s in zip(blocks, paced, strict=True)
+            )
+            reading = dataclasses.replace(reading, generation_tokens=1200.0, end_s=sum(paced))
         number = len(self.asked)
         if config is not None and self.blind(config):
             unknown = Unknown("no metrics")

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trimtab_tuner.metrics.reading import Block
 
@@ -26,6 +27,8 @@ Verdict = Literal["better", "worse", "inconclusive"]
 
 # Rates of the mixture, per violated request: from "sums matter" to "signs matter". Any fixed choice keeps the guarantee.
 RATES = (0.25, 0.5, 1.0, 2.0)
+# The same per share of a mean block's tokens.
+PACE_RATES = (4.0, 16.0, 64.0, 256.0)
 RESAMPLES = 2000
 
 
@@ -72,16 +75,16 @@ def paired_differences(
     )
 
 
-def evidence(differences: Sequence[float]) -> float:
+def evidence(differences: Sequence[float], rates: Sequence[float] = RATES) -> float:
     """E-value against "the arms are the same": mean 1 then, and above 1/alpha ever with probability ≤ alpha.
 
     Large when the differences are mostly positive. Order does not matter.
     """
-    logs = [sum(_log_bet(rate * d) for d in differences) for rate in RATES]
+    logs = [sum(_log_bet(rate * d) for d in differences) for rate in rates]
     top = max(logs)
     if top > 600:
         return math.inf
-    return sum(math.exp(value) for value in logs) / len(RATES)
+    return sum(math.exp(value) for value in logs) / len(rates)
 
 
 def _log_bet(x: float) -> float:
@@ -136,6 +139,78 @@ def compare(
         alpha=alpha,
         seed=seed,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """Generated tokens a second of both arms over the blocks that both have. `loss` is 1 − candidate / incumbent, of 1.
+
+    "lost": more than `limit` is lost, and that it is less than the incumbent's is beyond chance. "unknown": an arm has no tokens or no
+    time. Both are reasons to keep the incumbent.
+    """
+
+    verdict: Literal["kept", "lost", "unknown"]
+    reason: str
+    limit: float
+    incumbent_per_s: float | None
+    candidate_per_s: float | None
+    loss: float | None
+    low: float | None  # 95 % block-bootstrap interval of the loss
+    high: float | None
+    evidence: float  # e-value for a loss
+    blocks: int
+
+    def to_json(self) -> dict[str, object]:
+        """Plain form for the audit trail."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def throughput(
+    incumbent: Sequence[Block],
+    candidate: Sequence[Block],
+    *,
+    limit: float,
+    alpha: float = 0.05,
+    seed: int = 0,
+) -> Throughput:
+    """Whether the candidate costs more than `limit` of the incumbent's tokens a second.
+
+    A pair of blocks is a pair of rates, and if both arms are the same, which is the slower one is a coin toss: the same martingale as
+    in `evidence`, over what each would have generated in the other's time. So noise alone ends at "lost" with probability alpha at
+    most. It errs like this: a loss that is there but smaller than `limit` may be called "lost" when the estimate is above it, and one
+    that cannot be told from noise is "kept". Told apart from nothing, not from `limit`: where latency improved beyond chance already,
+    a loss that is certain, and by its best estimate too large, is the owner's business; one that nobody can see is not.
+    """
+    table = np.array(
+        [(x.tokens, x.seconds, y.tokens, y.seconds) for x, y in zip(incumbent, candidate, strict=False)],
+        dtype=np.float64,
+    ).reshape(-1, 4)
+    sums = table.sum(axis=0)
+    if not (sums[0] > 0 and sums[1] > 0 and sums[3] > 0):
+        reason = "its tokens a second are not known"
+        return Throughput("unknown", reason, limit, None, None, None, None, None, 0.0, len(table))
+    rates = float(sums[0] / sums[1]), float(sums[2] / sums[3])
+    loss = 1 - rates[1] / rates[0]
+    ahead, behind = table[:, 0] * table[:, 3], table[:, 2] * table[:, 1]  # each at the other's time
+    scale = float((ahead + behind).sum()) / 2 / len(table)
+    slower = evidence(((ahead - behind) / scale).tolist(), PACE_RATES) if scale > 0 else 0.0
+    low, high = _loss_interval(table, seed)
+    lost = loss > limit and slower >= 1 / alpha
+    reason = (
+        f"its {rates[1]:.1f} tokens a second are {loss:.1%} below the incumbent's {rates[0]:.1f} "
+        f"(95 % interval {low:.1%} to {high:.1%}, e-value {slower:.3g}); {limit:.1%} may be lost"
+    )
+    return Throughput("lost" if lost else "kept", reason, limit, *rates, loss, low, high, slower, len(table))
+
+
+def _loss_interval(table: NDArray[np.float64], seed: int) -> tuple[float, float]:
+    """Percentile interval of the loss, resampling pairs of blocks: (n, 4) tokens and seconds of both arms."""
+    picks = np.random.default_rng(seed).integers(0, len(table), size=(RESAMPLES, len(table)))
+    sums = table[picks].sum(axis=1)
+    sums = sums[(sums[:, 0] > 0) & (sums[:, 1] > 0) & (sums[:, 3] > 0)]
+    losses = 1 - (sums[:, 2] * sums[:, 1]) / (sums[:, 3] * sums[:, 0])
+    low, high = np.quantile(losses, (0.025, 0.975))
+    return float(low), float(high)
 
 
 def _interval(a: Sequence[Block], b: Sequence[Block], seed: int) -> tuple[float, float]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from trimtab_tuner.metrics.names import Names
 from trimtab_tuner.metrics.reading import Block, Reading, Unknown
 from trimtab_tuner.metrics.snapshot import Snapshot, Window
 from trimtab_tuner.metrics.source import MetricsSource
+from trimtab_tuner.pace import Pace
 from trimtab_tuner.target import ServiceTarget
 
 PREPARING_S = 0.2
@@ -63,6 +65,9 @@ class Workload(Protocol):
     async def run(self, on_progress: Callable[[float], None]) -> Mapping[str, float | None] | None:
         """Runs to its end; reports the fraction done; returns what its sender saw, if it sent anything."""
 
+    def pace(self, count: int) -> Sequence[Pace]:
+        """Tokens and time of the last run in `count` blocks of its requests; empty where it knows no requests."""
+
 
 class Evaluator(Protocol):
     """Measures configs. `config` None: the incumbent as it is, without a lease."""
@@ -98,6 +103,10 @@ class ObserveWorkload:
             on_progress(passed / self.span_s)
             await asyncio.sleep(min(0.5, self.span_s - passed))
         on_progress(1.0)
+
+    def pace(self, count: int) -> Sequence[Pace]:
+        """Unknown: the requests are others'. A slice as a whole has its tokens and seconds in its reading."""
+        return ()
 
 
 class LiveEvaluator:
@@ -257,6 +266,9 @@ class LiveEvaluator:
             stop = "unknown", reading.reason
         status, reason = stop or ("measured", "")
         blocks = readings.blocks(window, self._names, generation, self._edges())
+        if status == "measured" and blocks and (pace := self._workload.pace(len(blocks))):
+            blocks = tuple(dataclasses.replace(b, tokens=p.tokens, seconds=p.seconds)
+                           for b, p in zip(blocks, pace, strict=True))  # fmt: skip
         return Measurement(
             status, config, generation, began, last.taken_s, reading, blocks, reason, client, window.snapshots
         )

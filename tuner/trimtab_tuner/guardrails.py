@@ -35,6 +35,7 @@ class Limits:
         5.0  # oldest waiter and longest gap: times their target, and twice the incumbent's worst
     )
     alpha: float = 0.05
+    max_throughput_loss: float | None = None  # share of the incumbent's tokens a second; None: any
 
     def to_json(self) -> dict[str, object]:
         """Plain form for the audit trail."""

@@ -19,7 +19,7 @@ from trimtab_engine.core.live import LiveConfig
 from trimtab_tuner import guardrails, space, steptime
 from trimtab_tuner import score as scores
 from trimtab_tuner.audit import Audit
-from trimtab_tuner.decide import Comparison, compare
+from trimtab_tuner.decide import Comparison, Throughput, compare, throughput
 from trimtab_tuner.diagnosis import Diagnosis, diagnose
 from trimtab_tuner.evaluate import Evaluator, Measurement
 from trimtab_tuner.guardrails import Limits
@@ -80,6 +80,7 @@ class RunResult:
     step_time: StepTime | None
     comparison: Comparison | None
     generation: int | None  # of the promoted config
+    throughput: Throughput | None = None  # what the confirmed candidate costs, where a limit is set
 
     def to_json(self) -> dict[str, object]:
         """The run's part of the result document; `result_document` adds provenance."""
@@ -103,6 +104,7 @@ class RunResult:
                 "reason": self.reason,
                 "generation": self.generation,
                 "comparison": self.comparison.to_json() if self.comparison else None,
+                "throughput": self.throughput.to_json() if self.throughput else None,
             },
         }
 
@@ -186,6 +188,7 @@ class TuningRun:
         self._last_resort: int | None = None  # the one budget that may exceed the step-time limit
         self._diagnosis: Diagnosis | None = None
         self._step_time: StepTime | None = None
+        self._throughput: Throughput | None = None
 
     async def execute(self) -> RunResult:
         """The whole run. Raises ServerError when the service cannot be reached; the incumbent is in force then too."""
@@ -427,6 +430,8 @@ class TuningRun:
             return self._finish(
                 "Kept", f"{comparison.verdict}: {comparison.reason}", before, before, comparison
             )
+        if (why := self._costs_too_much(incumbent, candidate)) is not None:
+            return self._finish("Kept", f"{comparison.reason}, but {why}", before, before, comparison)
         if self._doubt is not None and (why := await self._doubt(config)):
             return self._finish("Kept", f"{comparison.reason}, but {why}", before, before, comparison)
         if not self._options.apply:
@@ -434,6 +439,20 @@ class TuningRun:
         promotion = await self._target.promote(config)
         outcome: Outcome = "Applied" if promotion.in_force else "Recommended"
         return self._finish(outcome, comparison.reason, before, config, comparison, promotion.generation)
+
+    def _costs_too_much(self, incumbent: Sequence[Block], candidate: Sequence[Block]) -> str | None:
+        """How a confirmed candidate's throughput breaks the limit, or None."""
+        if self._limits.max_throughput_loss is None:
+            return None
+        self._throughput = found = self._pace(incumbent, candidate, self._limits.max_throughput_loss)
+        self._view.note("throughput", found.reason)
+        self._audit.write("throughput", **found.to_json())
+        return None if found.verdict == "kept" else found.reason
+
+    def _pace(self, incumbent: Sequence[Block], candidate: Sequence[Block], limit: float) -> Throughput:
+        return throughput(
+            incumbent, candidate, limit=limit, alpha=self._limits.alpha, seed=self._options.seed
+        )
 
     def _too_few(self, comparison: Comparison | None) -> bool:
         """Whether pairs of live traffic go on beyond their number because requests are rare; only under a time limit."""
@@ -445,7 +464,11 @@ class TuningRun:
         if self._evaluator.same_requests:
             return measured.blocks
         assert isinstance(measured.reading, Reading), "only measured windows get here"
-        return [Block(measured.reading.violated, measured.reading.n)]  # a slice of live traffic is one block
+        # A slice of live traffic is one block. Tokens by engine: fewer of them may try a candidate than run the incumbent.
+        reading = measured.reading
+        return [
+            Block(reading.violated, reading.n, reading.generation_tokens / reading.targets, reading.wall_s)
+        ]
 
     # Measuring
 
@@ -480,6 +503,7 @@ class TuningRun:
         baseline: Measurement | None,
     ) -> Trial:
         decision: Decision = "incumbent"
+        reason = measurement.reason
         score: scores.Score | None = None
         if measurement.status == "unknown":
             decision = "unknown"
@@ -496,7 +520,18 @@ class TuningRun:
                 decision = "improves" if score.objective < usual.objective else "no better"
                 if role == "confirm":
                     decision = "measured"  # until the comparison says what it means
-        return Trial(number, role, measurement, score, decision, measurement.reason)
+                elif (costs := self._lost_pace(baseline, measurement)) is not None:
+                    decision, reason = "no better", costs.reason
+                    score = score.with_constraint("throughput", (costs.loss or 0.0) - costs.limit)
+        return Trial(number, role, measurement, score, decision, reason)
+
+    def _lost_pace(self, baseline: Measurement, measurement: Measurement) -> Throughput | None:
+        """What a trial costs, when that is too much already: it would not be confirmed, so another may be the best."""
+        limit = self._limits.max_throughput_loss
+        if limit is None or not self._evaluator.same_requests:
+            return None
+        found = self._pace(baseline.blocks, measurement.blocks, limit)
+        return found if found.verdict == "lost" else None
 
     def _time_for(self, measurements: int) -> bool:
         limit = self._options.time_limit_s
@@ -526,6 +561,7 @@ class TuningRun:
             self._step_time,
             comparison,
             generation,
+            self._throughput,
         )
 
 

@@ -28,6 +28,10 @@ class Score:
         """Every constraint is kept."""
         return all(value <= 0 for value in self.constraints.values())
 
+    def with_constraint(self, name: str, violation: float) -> Score:
+        """The same with one constraint more."""
+        return Score(self.objective, {**self.constraints, name: violation})
+
 
 def score(reading: Reading, slo: Slo, *, step_time_ratio: float | None = None) -> Score:
     """Objective and constraints of one reading. `step_time_ratio`: predicted step time over what the targets allow."""

@@ -57,7 +57,10 @@ class Trial:
             "reason": self.reason or measurement.reason,
             "comparison": dict(self.comparison),
             "client": dict(client),
-            "blocks": [{"violated": b.violated, "n": b.n} for b in measurement.blocks],
+            "blocks": [
+                {"violated": b.violated, "n": b.n, "tokens": b.tokens, "seconds": round(b.seconds, 3)}
+                for b in measurement.blocks
+            ],
             "started_s": measurement.started_s,
             "ended_s": measurement.ended_s,
             "samples": len(measurement.snapshots),

@@ -23,6 +23,18 @@ def parse_duration_s(text: str, path: str) -> float:
     return value
 
 
+def parse_share(text: str, path: str) -> float:
+    """`3%` or `0.03` → 0.03, from 0 to below 1. `path` names the flag or field in the error."""
+    percent = text.strip().endswith("%")
+    try:
+        value = float(text.strip().removesuffix("%")) / (100 if percent else 1)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < 1:
+        raise InputError(path, text, "a share from 0 to below 1, such as 3% or 0.03")
+    return value
+
+
 def format_duration(seconds: float | None) -> str:
     """Seconds → a short text with a unit that keeps three digits; None → `–`, infinity → `failed`."""
     if seconds is None:

@@ -10,11 +10,12 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from trimtab_engine.core.live import Slo as LiveSlo
 from trimtab_tuner.arrivals import parse_mode, retime
+from trimtab_tuner.pace import Pace, by_arrival
 from trimtab_tuner.progress import Counters
 from trimtab_tuner.replay import ReplayOptions, replay_async
 from trimtab_tuner.result import ReplayResult
@@ -52,10 +53,11 @@ class ReplayWorkload:
         self.num_requests = len(timed)
         self.span_s = max(1.0, timed.span_s)
         self.began_s: float | None = None
+        self._last: ReplayResult | None = None
 
     async def run(self, on_progress: Callable[[float], None]) -> Mapping[str, float | None]:
         """One replay, in a thread with its own event loop: reading metrics must not delay a send."""
-        self.began_s = None
+        self.began_s = self._last = None
         stop = threading.Event()
         task = asyncio.create_task(asyncio.to_thread(self._replay, on_progress, stop))
         try:
@@ -67,7 +69,12 @@ class ReplayWorkload:
         if self._out_dir is not None:
             result.save(self._out_dir / f"replay-{self._runs:02d}.json.gz", summarise(result).to_json())
         self._runs += 1
+        self._last = result
         return client_view(result)
+
+    def pace(self, count: int) -> Sequence[Pace]:
+        """Tokens and time of the last replay, by the sender's clock."""
+        return () if self._last is None else by_arrival(self._last.requests, 0.0, self.span_s, count)
 
     def _replay(self, on_progress: Callable[[float], None], stop: threading.Event) -> ReplayResult:
         return asyncio.run(

@@ -57,6 +57,7 @@ def render(service: LocalService) -> Json:
                 }
                 for p in spec.tuning.parameters
             ],
+            "limits": {"maxThroughputLoss": spec.tuning.limits.max_throughput_loss},
             "recommendation": service.recommendation and service.recommendation.to_json(),
             "waiting": service.waiting and service.waiting.to_json(),
         },

@@ -85,6 +85,17 @@ def test_steps_add_up_alike_skipped_over_or_one_by_one() -> None:
     assert a.prompt_tokens_computed == 6 * 40
 
 
+def test_blocks_hold_tokens_and_the_time_that_they_took_until_the_last_answer() -> None:
+    simulation = run(trace_of(*((n * 5.0, 40, 30) for n in range(8))))
+    judged = measured.verdicts(simulation, SLO, 2)
+    requests = simulation.result.requests[2:]
+    found = measured.blocks(judged, 10.0, 35.0, 4, requests)
+    assert sum(block.tokens for block in found) == 6 * 30
+    assert sum(block.seconds for block in found) == pytest.approx(
+        max(r.finish_s or 0 for r in requests) - 10.0
+    )
+
+
 def test_what_came_before_the_judged_requests_is_left_out_of_steps_too() -> None:
     trace = trace_of((0.0, 40, 30), (100.0, 40, 30))
     whole, part = run(trace, tally_from_s=0.0), run(trace, tally_from_s=100.0)

@@ -88,6 +88,8 @@ def test_a_replay_is_counted_request_by_request_under_its_generation(
     assert found.reading.generation_tokens == found.client["output_tokens"] == 1200
     assert sum(block.n for block in found.blocks) == 30
     assert sum(block.violated for block in found.blocks) == found.reading.violated
+    assert sum(block.tokens for block in found.blocks) == 1200
+    assert sum(block.seconds for block in found.blocks) == pytest.approx(found.client["duration_s"], abs=0.5)
     assert engine.live_config()["in_force"]["generation"] == before
 
 

@@ -16,7 +16,8 @@ from support.local_operator import LocalOperator, service_resource
 from support.study_runs import Simulated, tune
 from trimtab_tuner import guardrails
 from trimtab_tuner.audit import Audit
-from trimtab_tuner.commands.options import allowed_search
+from trimtab_tuner.commands.options import allowed_loss, allowed_search
+from trimtab_tuner.errors import InputError
 from trimtab_tuner.lease import Lease
 from trimtab_tuner.metrics import reading as readings
 from trimtab_tuner.metrics.names import TRIMTAB
@@ -35,6 +36,7 @@ def service(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         replicas=2,
         tuning={
             "mode": "Apply",
+            "limits": {"maxThroughputLoss": "7.5%"},
             "parameters": [
                 {"name": "maxNumBatchedTokens", "min": 64, "max": 512},
                 {"name": "schedulingPolicy", "choices": ["fcfs", "priority"]},
@@ -108,6 +110,18 @@ def test_the_owners_parameters_and_mode_are_read_from_the_status(service: LocalO
     assert allowed_search(status, None, ["max_num_batched_tokens=128:256"])[1] == {
         "max_num_batched_tokens": (128, 256)
     }
+
+
+def test_the_owners_limit_on_throughput_is_read_from_the_status(service: LocalOperator) -> None:
+    """spec.tuning.limits.maxThroughputLoss; a flag goes before it, and the CRD's default stands where nobody says it."""
+    assert service.resource["spec"]["tuning"]["limits"]["maxThroughputLoss"] == "7.5%"
+    status = with_target(service, lambda client, target: target.status())
+    assert allowed_loss(status, None) == pytest.approx(0.075)
+    assert allowed_loss(status, "12%") == pytest.approx(0.12)
+    assert allowed_loss(status, "0") == 0.0
+    assert allowed_loss({}, None) == pytest.approx(0.03)
+    with pytest.raises(InputError, match="--max-throughput-loss"):
+        allowed_loss(status, "100%")
 
 
 def test_a_config_outside_the_owners_bounds_is_refused_by_name(service: LocalOperator) -> None:

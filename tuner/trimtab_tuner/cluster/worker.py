@@ -29,6 +29,7 @@ from trimtab_tuner.cluster.plan import Engines, Plan, Work
 from trimtab_tuner.cluster.run_target import AWAY_S, RunTarget, ServiceGone
 from trimtab_tuner.cluster.work_view import WorkView
 from trimtab_tuner.errors import InputError
+from trimtab_tuner.guardrails import Limits
 from trimtab_tuner.run import Known, TuningRun, View
 from trimtab_tuner.study import Study
 
@@ -121,7 +122,7 @@ async def _tune(kube: Kube, orders: Orders, run: Run, notebook: Notebook, log: V
             evaluator=plan.evaluator,
             make_study=lambda knobs: Study(knobs, seed=zlib.crc32(run.uid.encode())),
             make_space=_space(objects.allowed(service, run), service),
-            limits=plan.limits,
+            limits=owners(plan.limits, service),
             options=plan.options,
             audit=Audit(),
             view=view,
@@ -144,6 +145,11 @@ async def _tune(kube: Kube, orders: Orders, run: Run, notebook: Notebook, log: V
         notebook.result = results.result(found, verdict, view.arms, why)
         await notebook.write_patiently(AWAY_S)
     return f"{verdict}: {found.reason}"
+
+
+def owners(limits: Limits, service: Service) -> Limits:
+    """With what the service's owner allows: spec.tuning.limits.maxThroughputLoss."""
+    return dataclasses.replace(limits, max_throughput_loss=service.max_throughput_loss)
 
 
 def known(row: TrialRow, incumbent: LiveConfig) -> Known:

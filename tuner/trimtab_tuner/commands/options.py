@@ -13,7 +13,10 @@ from trimtab_tuner import trace as traces
 from trimtab_tuner.errors import InputError
 from trimtab_tuner.slo import Slo
 from trimtab_tuner.trace import Trace
-from trimtab_tuner.units import parse_duration_s
+from trimtab_tuner.units import parse_duration_s, parse_share
+
+# What a service allows where nobody says it: the CRD's default.
+MAX_THROUGHPUT_LOSS = "3%"
 
 
 def add_trace_options(parser: argparse.ArgumentParser) -> None:
@@ -156,6 +159,14 @@ def add_search_options(group: argparse._ArgumentGroup, *, max_trials: int = 5) -
         metavar="N",
         help="replays: further rounds while inconclusive, two measurements each (default 1)",
     )
+
+
+def allowed_loss(status: Mapping[str, Any], flag: str | None) -> float:
+    """The share of tokens a second that a promotion may cost: the flag's, else what the service's owner wrote, else the default."""
+    if flag is not None:
+        return parse_share(flag, "--max-throughput-loss")
+    said = ((status.get("tuning") or {}).get("limits") or {}).get("maxThroughputLoss", MAX_THROUGHPUT_LOSS)
+    return parse_share(str(said), "/status: tuning.limits.maxThroughputLoss")
 
 
 def allowed_search(

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import platform
@@ -47,7 +48,15 @@ from trimtab_tuner.target import Readback, Target
 from trimtab_tuner.units import parse_duration_s
 from trimtab_tuner.workload import ReplayWorkload
 
-from .options import add_search_options, add_trace_options, allowed_search, folder, load_trace
+from .options import (
+    MAX_THROUGHPUT_LOSS,
+    add_search_options,
+    add_trace_options,
+    allowed_loss,
+    allowed_search,
+    folder,
+    load_trace,
+)
 
 TOKEN_VARIABLE = "TRIMTAB_ADMIN_TOKEN"
 # A replay is paired request by request, so fewer decide than in live traffic.
@@ -124,6 +133,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0.9,
         metavar="SHARE",
         help="of the ITL target that a full step may take (default 0.9)",
+    )
+    guard.add_argument(
+        "--max-throughput-loss",
+        metavar="SHARE",
+        help=f"promote nothing that costs more of the tokens a second, such as 3%% (default: what the service allows, else {MAX_THROUGHPUT_LOSS}%)",
     )
     guard.add_argument("--washout", metavar="TIME", help="dropped after each change (default 30s)")
     guard.add_argument("--lease", default="30s", metavar="TIME", help="of a candidate, renewed (default 30s)")
@@ -213,6 +227,9 @@ async def _run(
         target = Target(client, args.control, _token(args.token_file))
         readback = await target.read()
         status = await target.status()
+        limits = dataclasses.replace(
+            limits, max_throughput_loss=allowed_loss(status, args.max_throughput_loss)
+        )
         source = await _source(args, client, target, names)
         workload = _workload(args, readback, status, out)
         lease_s = parse_duration_s(args.lease, "--lease")

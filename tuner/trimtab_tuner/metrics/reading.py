@@ -51,6 +51,8 @@ class Block:
 
     violated: int  # TTFT verdicts + ITL verdicts
     n: int  # requests judged on TTFT
+    tokens: float = 0.0  # generated, and
+    seconds: float = 0.0  # the time that took, both 0 where nobody measured it; see `pace`
 
 
 @dataclass(frozen=True, slots=True)

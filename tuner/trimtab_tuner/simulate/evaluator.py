@@ -193,6 +193,12 @@ class SimulatedEvaluator:
             from_s,
             end_s,
             reading,
-            measured.blocks(judged, from_s, trace.requests[-1].arrival_s, self._num_blocks),
+            measured.blocks(
+                judged,
+                from_s,
+                trace.requests[-1].arrival_s,
+                self._num_blocks,
+                [simulation.result.requests[each.index] for each in judged],
+            ),
             "" if isinstance(reading, Reading) else reading.reason,
         )

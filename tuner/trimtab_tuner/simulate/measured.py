@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from trimtab_engine.core.live import Slo, SloClass
 from trimtab_tuner.metrics.reading import SLOS, Block, Reading, SloCount
+from trimtab_tuner.pace import by_arrival
 from trimtab_tuner.result import RequestResult
 
 from .simulate import Simulation
@@ -68,15 +69,23 @@ def class_of(name: str, slo: Slo) -> SloClass:
     return found
 
 
-def blocks(judged: Sequence[Verdict], from_s: float, until_s: float, count: int) -> tuple[Block, ...]:
-    """Verdicts by the block of time in which the request arrived: two configs' blocks hold the same requests."""
+def blocks(
+    judged: Sequence[Verdict],
+    from_s: float,
+    until_s: float,
+    count: int,
+    requests: Sequence[RequestResult] = (),
+) -> tuple[Block, ...]:
+    """Verdicts by the block of time in which the request arrived: two configs' blocks hold the same requests. `requests` are those
+    that were judged; without them nothing is said of tokens."""
     violated, n = [0] * count, [0] * count
     width = max(until_s - from_s, 1e-9) / count
     for each in judged:
         block = min(count - 1, max(0, int((each.arrival_s - from_s) / width)))
         violated[block] += each.ttft_violated + each.itl_violated
         n[block] += 1
-    return tuple(Block(*pair) for pair in zip(violated, n, strict=True))
+    pace = by_arrival(requests, from_s, until_s, count)
+    return tuple(Block(bad, all_, *paced) for bad, all_, paced in zip(violated, n, pace, strict=True))
 
 
 def reading(simulation: Simulation, judged: Sequence[Verdict], from_s: float = 0.0) -> Reading:
