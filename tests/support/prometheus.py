@@ -64,11 +64,19 @@ def _run(folder: str, *command: str) -> str | None:
 
 @contextlib.contextmanager
 def start_prometheus(
-    targets: Sequence[str], *, interval_s: float = 1.0, labels: Mapping[str, str] | None = None
+    targets: Sequence[str] | Mapping[str, Mapping[str, str]],
+    *,
+    interval_s: float = 1.0,
+    labels: Mapping[str, str] | None = None,
 ) -> Iterator[str]:
-    """A Prometheus that scrapes `targets` (URLs of `/metrics`) under job "engine" and `labels`; its URL."""
-    hosts = [urlsplit(target).netloc for target in targets]
-    job = {"job_name": "engine", "static_configs": [{"targets": hosts, "labels": dict(labels or {})}]}
+    """A Prometheus that scrapes `targets` (URLs of `/metrics`; a mapping gives each its own labels) under job "engine" and `labels`;
+    its URL."""
+    own = targets if isinstance(targets, Mapping) else {target: {} for target in targets}
+    static = [
+        {"targets": [urlsplit(target).netloc], "labels": {**(labels or {}), **named}}
+        for target, named in own.items()
+    ]
+    job = {"job_name": "engine", "static_configs": static}
     with serve_prometheus([job], interval_s=interval_s) as url:
 
         def scraped() -> bool:

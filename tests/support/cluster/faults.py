@@ -54,6 +54,17 @@ def engine_processes(pod: Json) -> EngineProcesses:
         time.sleep(0.1)
 
 
+def tuning_worker(pod: Json) -> int:
+    """The process of a running worker of a tuning run; waits until it is there."""
+    deadline_s = time.monotonic() + _FIND_S
+    while True:
+        found = [pid for pid in _pids(pod) if "work" in _command_line(pid)]
+        if found:
+            return found[0]
+        assert time.monotonic() < deadline_s, f"no worker in {pod['metadata']['name']}"
+        time.sleep(0.1)
+
+
 def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
     """Send a signal to one process of an engine."""
     os.kill(pid, number)
