@@ -14,7 +14,7 @@ from trimtab_operator.errors import Finding, Unsupported, Waiting
 
 Mode = Literal["local", "cluster"]
 
-NO_WORKER = "this release makes no worker for a run: status.candidate, status.trials and status.result come from outside"
+NO_WORKER = "the run's annotation wants no worker: status.candidate, status.trials and status.result come from outside"
 
 
 def findings(service: InferenceService, mode: Mode) -> tuple[Finding, ...]:

@@ -299,7 +299,7 @@ PROBES: dict[str, Binding] = {
     ),
     "security.networkPolicy.enabled": Binding(manifest("NetworkPolicy", "kind"), False, None),
     "security.networkPolicy.ingressFrom": Binding(
-        manifest("NetworkPolicy", "spec", "ingress", 0, "from"), [{"podSelector": {}}], [{"podSelector": {}}]
+        manifest("NetworkPolicy", "spec", "ingress", 0, "from", 0), [{"podSelector": {}}], {"podSelector": {}}
     ),
     "podDisruptionBudget.enabled": Binding(
         manifest("PodDisruptionBudget", "kind"), False, None, {"replicas": 3}

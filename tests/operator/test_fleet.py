@@ -83,10 +83,13 @@ def test_a_reverted_fleet_goes_back_to_spec_and_says_whose_word_it_was() -> None
     assert paused.source == "Recommendation", "a pause holds what is in force"
 
 
-def a_run(name: str = "chat-1", created: float = 0, service: str = "chat", **status: Any) -> Json:
+def a_run(
+    name: str = "chat-1", created: float = 0, service: str = "chat", *, worker: bool = False, **status: Any
+) -> Json:
     made = run_resource(service=service)
     made["metadata"] = {"name": name, "namespace": "default", "uid": f"uid-{name}", "generation": 1,
-                        "creationTimestamp": moment(created)}  # fmt: skip
+                        "creationTimestamp": moment(created),
+                        "annotations": {} if worker else {names.ANNOTATION_WORKER: "none"}}  # fmt: skip
     made["status"] = status
     return made
 

@@ -157,12 +157,15 @@ def test_no_disruption_budget_at_one_replica() -> None:
     )
 
 
-def test_the_admin_port_is_open_to_the_operator_alone_and_in_no_service() -> None:
+def test_the_admin_port_is_open_to_operator_and_workers_and_in_no_service() -> None:
     built = {m["kind"]: m for m in manifests(service(), CONTEXT)}
     admin = [
         rule for rule in built["NetworkPolicy"]["spec"]["ingress"] if rule["ports"][0]["port"] == "admin"
     ]
-    assert admin[0]["from"][0]["podSelector"]["matchLabels"][names.LABEL_COMPONENT] == "operator"
+    operator, worker = admin[0]["from"]
+    assert operator["podSelector"]["matchLabels"][names.LABEL_COMPONENT] == "operator"
+    mine = {names.LABEL_SERVICE: "chat", names.LABEL_COMPONENT: "tuning-worker"}
+    assert worker == {"podSelector": {"matchLabels": mine}}, "of this service's runs, in its namespace"
     assert [p["name"] for p in built["Service"]["spec"]["ports"]] == ["http"]
 
 

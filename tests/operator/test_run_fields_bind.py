@@ -230,7 +230,10 @@ def test_an_overdue_run_stops_for_good_and_lets_the_next_one_act() -> None:
 def test_a_waiting_run_says_what_it_waits_for_and_a_running_one_when_it_began() -> None:
     waiting = runs.run_status(run(), acts=True, refusal=None, now=rfc3339(T0))
     assert "startTime" not in waiting
-    assert {c["message"] for c in waiting["conditions"][:2]} == {support.NO_WORKER}
+    assert {c["message"] for c in waiting["conditions"][:2]} == {"its worker starts"}
+    outside = replace(run(), metadata=replace(run().metadata, annotations={names.ANNOTATION_WORKER: "none"}))
+    written = runs.run_status(outside, acts=True, refusal=None, now=rfc3339(T0))
+    assert {c["message"] for c in written["conditions"][:2]} == {support.NO_WORKER}
     begun = run({"candidate": candidate(maxNumBatchedTokens=128)["candidate"]})
     assert runs.run_status(begun, acts=True, refusal=None, now=rfc3339(T0 + 5))["startTime"] == rfc3339(
         T0 + 5

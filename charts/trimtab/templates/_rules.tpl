@@ -9,7 +9,7 @@
   resources: [inferenceservices/status, tuningruns/status]
   verbs: [patch]
 - apiGroups: [serving.trimtab.dev]
-  resources: [inferenceservices/finalizers]
+  resources: [inferenceservices/finalizers, tuningruns/finalizers]
   verbs: [update]
 # A drift's run; and finished ones of drift and schedule.
 - apiGroups: [serving.trimtab.dev]
@@ -29,6 +29,17 @@
 - apiGroups: [""]
   resources: [serviceaccounts]
   verbs: [get, list, watch, create, patch, delete]
+# A tuning run's worker: made once, ended with its run, collected with it.
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [get, create, delete]
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [create]
+# The worker's, which only who has it may grant.
+- apiGroups: [discovery.k8s.io]
+  resources: [endpointslices]
+  verbs: [list]
 - apiGroups: [apps]
   resources: [deployments]
   verbs: [get, list, watch, create, patch]

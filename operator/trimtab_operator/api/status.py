@@ -26,7 +26,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """Live values that a tuning run found, and the spec values and bounds in force when it did.
+    """Live values that a tuning run found, and the spec values and bounds in force when it did. `simulated`: no engine has run them.
 
     Keys are field names of `spec.engine` (`maxNumBatchedTokens`). `based_on` is `plan.live.basis(spec)` of that time:
     a person's edit of any of it voids the recommendation.
@@ -36,6 +36,7 @@ class Recommendation:
     based_on: Mapping[str, Any]
     run: str | None = None
     time: str | None = None
+    simulated: bool | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Wire form, as in `status.tuning.recommendation`."""
@@ -44,6 +45,8 @@ class Recommendation:
             out["run"] = self.run
         if self.time is not None:
             out["time"] = self.time
+        if self.simulated is not None:
+            out["simulated"] = self.simulated
         return out
 
     @classmethod

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -52,6 +52,11 @@ class Engines:
         """By pod name, of those that answer."""
         answers = self._threads.map(self._try_read_back, pods.values())
         return {name: answer for name, answer in zip(pods, answers, strict=True) if answer is not None}
+
+    def read_tokens(self, pods: Iterable[Mapping[str, Any]], life_s: float) -> dict[str, str]:
+        """By pod UID: what lets somebody else read the admin ports of these pods, for so long."""
+        uids = [pod["metadata"]["uid"] for pod in pods]
+        return {uid: self._signer.token(uid, "read", life_s) for uid in uids}
 
     def loading(self, pods: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
         """By pod name, of those that download their model: how far they are."""

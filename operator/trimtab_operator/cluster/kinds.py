@@ -55,6 +55,7 @@ NAMESPACE = Kind("Namespace", "", "v1", "namespaces", namespaced=False)
 POD_MONITOR = Kind("PodMonitor", "monitoring.coreos.com", "v1", "podmonitors")
 PROMETHEUS_RULE = Kind("PrometheusRule", "monitoring.coreos.com", "v1", "prometheusrules")
 CRON_JOB = Kind("CronJob", "batch", "v1", "cronjobs")
+JOB = Kind("Job", "batch", "v1", "jobs")
 ROLE = Kind("Role", "rbac.authorization.k8s.io", "v1", "roles")
 ROLE_BINDING = Kind("RoleBinding", "rbac.authorization.k8s.io", "v1", "rolebindings")
 LEASE = Kind("Lease", "coordination.k8s.io", "v1", "leases")
@@ -66,5 +67,5 @@ NIGHTLY = (CRON_JOB, ROLE, ROLE_BINDING)
 BY_NAME = {
     kind.name: kind
     for kind in (SERVICE, RUN, POD, CONFIG_MAP, SECRET, EVENT, CLUSTER_SERVICE, SERVICE_ACCOUNT, DEPLOYMENT,
-                 DISRUPTION_BUDGET, NETWORK_POLICY, NAMESPACE, LEASE, POD_MONITOR, PROMETHEUS_RULE, *NIGHTLY)
+                 DISRUPTION_BUDGET, NETWORK_POLICY, NAMESPACE, LEASE, POD_MONITOR, PROMETHEUS_RULE, JOB, *NIGHTLY)
 }  # fmt: skip

@@ -66,8 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="engine image for services that name none (%(default)s)")  # fmt: skip
     parser.add_argument("--tuner-image", default=f"trimtab/tuner:{version('trimtab')}",
                         help="image of what makes and works tuning runs (%(default)s)")  # fmt: skip
+    parser.add_argument("--worker-resources", type=_resources, default={}, metavar="JSON",
+                        help="resources of the workers' container, as in a pod (default: none)")  # fmt: skip
     parser.add_argument("--prometheus-url", metavar="URL",
-                        help="where condition SLOMet gets its counts (default: it stays Unknown)")  # fmt: skip
+                        help="where condition SLOMet gets its counts (default: it stays Unknown), and workers too, if it asks for no "
+                        "credentials")  # fmt: skip
     parser.add_argument("--prometheus-credentials", type=Path, metavar="DIR",
                         help="folder with token, or username and password, and ca.crt; each may be absent")  # fmt: skip
     parser.add_argument("--kubeconfig", metavar="FILE", help="outside of a cluster (default: $KUBECONFIG)")
@@ -84,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="ConfigMap of the operator's namespace whose key `tuning` (active, paused, reverted) holds for all "
                         "services (%(default)s)")  # fmt: skip
     parser.add_argument("--max-concurrent-runs", type=int, default=4, metavar="N",
-                        help="tuning runs that try candidates at a time, over all services (%(default)s)")  # fmt: skip
+                        help="tuning runs that have a worker, or a candidate in engines, at a time, over all services (%(default)s)")  # fmt: skip
     parser.add_argument("--standalone", action="store_true", help="take no Lease: this is the only operator")
     parser.add_argument("--lease-name", default="trimtab-operator", metavar="NAME", help="%(default)s")
     parser.add_argument(
@@ -253,7 +256,7 @@ class Operator:
                     self._home,
                     self._arguments.room_patience,
                     self._hub,
-                    Tuner(self._arguments.tuner_image),
+                    _tuner(self._arguments),
                 )
                 return signer
             time.sleep(START_RETRY_S)
@@ -373,6 +376,24 @@ class Operator:
             self._lease.stop(LEASE_STOP_S)
             self._leadership.hand_over()
         engines.close()
+
+
+def _tuner(arguments: argparse.Namespace) -> Tuner:
+    """How workers are made. One that needs credentials for Prometheus would need a Secret: it scrapes engines itself."""
+    asks = arguments.prometheus_credentials is not None
+    url = None if asks else arguments.prometheus_url
+    return Tuner(arguments.tuner_image, arguments.worker_resources, url)
+
+
+def _resources(text: str) -> dict[str, Any]:
+    """The API server judges what is in it."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError('an object is needed, such as {"requests": {"cpu": "1"}}')
+    return found
 
 
 def _hub(arguments: argparse.Namespace) -> Hub:

@@ -22,8 +22,10 @@ from trimtab_operator.cluster.kube import Kube
 from trimtab_operator.cluster.monitors import MonitorObjects
 from trimtab_operator.cluster.shadows import Shadows
 from trimtab_operator.cluster.store import Key, ObjectKey, Store
+from trimtab_operator.cluster.workers import WorkerObjects
 from trimtab_operator.errors import InvalidResource
-from trimtab_operator.plan import children, nightly, pods
+from trimtab_operator.plan import children, nightly, pods, workers
+from trimtab_operator.plan import runs as plan_runs
 from trimtab_operator.plan.cluster import Observed
 from trimtab_operator.plan.engine_flags import from_hub
 from trimtab_operator.plan.fleet import Contender
@@ -88,6 +90,7 @@ class Observer:
     def __init__(self, kube: Kube, engines: Engines, index: RunIndex, store: Store | None = None) -> None:
         self._kube = kube
         self.monitors = MonitorObjects(kube)
+        self.workers = WorkerObjects(kube)
         self._engines = engines
         self._index = index
         self.store = store or Store()
@@ -135,6 +138,12 @@ class Observer:
             for pod in everybody
             if pod["metadata"]["uid"] in refusals
         }
+        working = tuple(
+            pod for (kind, _), pod in objects.items() if kind == kinds.POD.name and workers.is_worker(pod)
+        )
+        complaints = self._complaints([*everybody, *working])
+        alive = tuple(run for run in runs if isinstance(run, TuningRun))
+        found_workers, alive = self._worker(service, alive, working, complaints)
         observed = Observed(
             service=service,
             previous=previous,
@@ -144,7 +153,9 @@ class Observer:
                 if name in objects
             },
             pods=tuple(listed),
-            runs=tuple(run for run in runs if isinstance(run, TuningRun)),
+            runs=alive,
+            workers=found_workers,
+            worker_pods=working,
             invalid_runs=tuple(run for run in runs if isinstance(run, InvalidRun)),
             read_backs=self._engines.read_backs(reachable),
             refusals=by_name,
@@ -153,11 +164,31 @@ class Observer:
                 if from_hub(service.spec)
                 else {}
             ),
-            complaints=self._complaints(everybody),
+            complaints=complaints,
             shadow=shadow,
             monitors=self.monitors.read(service, fresh=fresh),
         )
         return observed, fresh
+
+    def _worker(
+        self,
+        service: InferenceService,
+        runs: tuple[TuningRun, ...],
+        found: tuple[Json, ...],
+        complaints: Mapping[str, str],
+    ) -> tuple[dict[str, workers.Worker], tuple[TuningRun, ...]]:
+        """→ the acting run's worker, and the runs, no older than that."""
+        run = plan_runs.acting(runs, time.time(), service)
+        if run is None or not workers.wanted(run):
+            return {}, runs
+        worker = self.workers.read(run, found, complaints)
+        if worker.job is not None and workers.finished(worker.job):
+            # It wrote its last word before it ended, and perhaps after the run was read.
+            again = self._kube.get(kinds.RUN, service.namespace, run.name)
+            parsed = None if again is None else read_run(again)
+            if isinstance(parsed, TuningRun) and parsed.uid == run.uid:
+                runs = tuple(parsed if one is run else one for one in runs)
+        return {run.name: worker}, runs
 
     def again(self, observed: Observed, stale: Collection[ObjectKey]) -> Observed:
         """The same with these children read fresh."""
@@ -181,7 +212,8 @@ class Observer:
             if item is not None:
                 found[(kind, name)] = item
         # No look has been at a new service yet: if it has pods, they are another's of that name, long there.
-        for pod in self._kube.list(kinds.POD, key.namespace, names.selector(key.name), cached=new):
+        # Of workers as well as of engines.
+        for pod in self._kube.list(kinds.POD, key.namespace, {names.LABEL_SERVICE: key.name}, cached=new):
             found[(kinds.POD.name, pod["metadata"]["name"])] = pod
         return found
 

@@ -26,10 +26,11 @@ from trimtab_operator.cluster.run_makers import RunMakers
 from trimtab_operator.cluster.slo import SloWatch
 from trimtab_operator.cluster.slots import Slots
 from trimtab_operator.errors import Finding, InvalidResource
-from trimtab_operator.plan import cluster, live_push, pods, runs
+from trimtab_operator.plan import cluster, live_push, pods, runs, workers
 from trimtab_operator.plan import live as plan_live
 from trimtab_operator.plan.events import Happening, transitions
 from trimtab_operator.plan.status import invalid_status
+from trimtab_operator.plan.worker_job import TOKEN_LIFE_S
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,8 @@ NAME_RETRY_S = 30.0  # somebody else's object is not watched
 GONE_RETRY_S = 1.0  # a former object is on its way out
 ENGINE_RETRY_S = 1.0  # a ready pod whose admin port did not answer
 _MADE_ANEW = frozenset({"PodDisruptionBudget", "NetworkPolicy", "RoleBinding"})
+#: Reasons of a run that are worth an event.
+_RUN_EVENTS = frozenset({names.CANDIDATE_REFUSED, names.WORKER_FAILED})
 _RUN_FIELDS = ("observedGeneration", "phase", "startTime", "conditions", "summary", "applied")
 
 
@@ -119,6 +122,7 @@ class Reconciler:
             observed = replace(observed, monitors=replace(observed.monitors, problem=problem))
         said = self._observer.shadows.carry_out(key, service, decision.acting_run, decision.shadow)
         observed = replace(observed, shadow_problem=said)
+        observed = self._see_to_workers(observed, decision)
         self._hold(key, observed, decision)
         observed, retry = self._talk(key, observed, decision)
         if retry:
@@ -272,8 +276,25 @@ class Reconciler:
                             extra={"service": str(key), "pod": name})  # fmt: skip
         self._held[key] = frozenset(uids[name] for name in decision.holds if name in done)
 
+    def _see_to_workers(self, observed: cluster.Observed, decision: cluster.Decision) -> cluster.Observed:
+        """Make the worker that is wanted, end those that are not → with what came of it."""
+        objects = self._observer.workers
+        for run in observed.runs:
+            if run.name in decision.end_workers:
+                objects.end(run)
+        wanting = decision.new_worker
+        if wanting is None:
+            return observed
+        ready = [pod for pod in observed.pods if pods.admin_reachable(pod)]
+        tokens = self._engines.read_tokens(ready, TOKEN_LIFE_S)
+        made = objects.make(observed.service, wanting, self._settings.tuner, tokens)
+        if isinstance(made, workers.Obstacle):
+            return replace(observed, worker_problem=made)
+        logger.info("made a worker", extra={"run": f"{wanting.metadata.namespace}/{wanting.name}"})
+        return replace(observed, workers={wanting.name: workers.Worker(made)})
+
     def _turn(self, key: Key, observed: cluster.Observed, now: float) -> str | None:
-        """Why the candidate that is offered has to wait for those of other services; None when it need not."""
+        """Why the run that may act has to wait for those of other services; None when it need not."""
         if self._slots is None:
             return None
         run = cluster.wants_to_act(observed, now)
@@ -295,15 +316,27 @@ class Reconciler:
         self._tell_runs(key, names.SERVICE_NOT_FOUND)
 
     def _tell_runs(self, key: Key, unserved: str) -> None:
-        """Say in all runs of a service why nothing is done for it."""
+        """Say in all runs of a service why nothing is done for it. Workers of a service that is gone have nothing to work on."""
         now, found = pods.rfc3339(self._now()), self._observer.runs(key)
         self._observer.shadows.remove(key, found)
+        self._end_workers(key, [run for run in found if isinstance(run, TuningRun)], unserved)
         for run in found:
             if isinstance(run, InvalidRun):
                 status = runs.invalid_run_status(run, now)
             else:
                 status = runs.run_status(run, acts=False, refusal=None, unserved=unserved, now=now)
             self._write_run(key.namespace, run, status)
+
+    def _end_workers(self, key: Key, alive: list[TuningRun], unserved: str) -> None:
+        """Of a service that nothing is done for: of its runs that are over, and of all when it is gone."""
+        if not any(runs.begun(run) for run in alive):
+            return
+        listed = self._observer.workers.pods(key.namespace, key.name)
+        served = unserved != names.SERVICE_NOT_FOUND
+        end = workers.leftovers(alive, listed, self._now(), served=served).end
+        for run in alive:
+            if run.name in end:
+                self._observer.workers.end(run)
 
     # Writing
 
@@ -346,11 +379,14 @@ class Reconciler:
     ) -> None:
         for run in found:
             status = statuses.get(run.name)
-            if status is not None and self._write_run(service.namespace, run, status) and refusal is not None:
-                reference = {"apiVersion": names.API_VERSION, "kind": names.RUN_KIND,
-                             "metadata": {"name": run.name, "namespace": service.namespace, "uid": run.metadata.uid}}  # fmt: skip
-                if any(c["reason"] == names.CANDIDATE_REFUSED for c in status["conditions"]):
-                    self._recorder.record(reference, Happening("Warning", names.CANDIDATE_REFUSED, refusal))
+            if status is None or not self._write_run(service.namespace, run, status):
+                continue
+            reference = {"apiVersion": names.API_VERSION, "kind": names.RUN_KIND,
+                         "metadata": {"name": run.name, "namespace": service.namespace, "uid": run.metadata.uid}}  # fmt: skip
+            said = {c["reason"]: c["message"] for c in status["conditions"]}
+            for reason in _RUN_EVENTS & set(said):
+                message = refusal or said[reason] if reason == names.CANDIDATE_REFUSED else said[reason]
+                self._recorder.record(reference, Happening("Warning", reason, message))
 
     def _write_run(self, namespace: str, run: TuningRun | InvalidRun, status: Json) -> bool:
         known = run.raw.get("status") or {}

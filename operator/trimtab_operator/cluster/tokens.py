@@ -63,14 +63,14 @@ class Signer:
             serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
         ).decode()
 
-    def token(self, audience: str, scope: Scope) -> str:
-        """A token for one engine (`audience` is the pod's UID), good for a minute."""
+    def token(self, audience: str, scope: Scope, life_s: float = TOKEN_LIFE_S) -> str:
+        """A token for one engine (`audience` is the pod's UID), good for a minute, or for `life_s`."""
         now = self._now()
         claims = {
             "aud": audience,
             "scope": scope,
             "iat": int(now),
-            "exp": int(now + TOKEN_LIFE_S),
+            "exp": int(now + life_s),
             "iss": names.FIELD_MANAGER,
         }
         return jwt.encode(claims, self._key, algorithm="EdDSA")

@@ -12,7 +12,6 @@ from typing import Any
 
 from trimtab_operator import names
 from trimtab_operator.api import InferenceService, Recommendation, TuningRun
-from trimtab_operator.api.run import AppliedCandidate
 from trimtab_operator.api.status import LastRun, LiveValues, ServiceStatus
 from trimtab_operator.errors import InvalidResource
 from trimtab_operator.plan import (
@@ -26,8 +25,10 @@ from trimtab_operator.plan import (
     pods,
     quiet_times,
     rollout,
+    run_account,
     runs,
     tuning_drift,
+    workers,
 )
 from trimtab_operator.plan import live as plan_live
 from trimtab_operator.plan import monitors as plan_monitors
@@ -66,7 +67,7 @@ def decide(observed: Observed, settings: Settings, now: float, time: str) -> Dec
         floor = max(floor, desired.generation)
     number, floor = _incumbent_number(record, chosen, floor)
 
-    acting = runs.acting(observed.runs, now)
+    acting = runs.acting(observed.runs, now, service)
     offered, why_not = _offer(observed, acting, record, now, chosen.config)
     refusal = refusal or why_not
     shadow_plan = _shadow(observed, acting, pods_are.built.template, settings)
@@ -164,6 +165,8 @@ def decide(observed: Observed, settings: Settings, now: float, time: str) -> Dec
         shadow=shadow_plan,
         quiet=quiet,
         border_s=quiet_times.next_begin_s(limits, now) if quiet is None else quiet.until_s,
+        new_worker=acting if _may_begin(observed, acting, shadow_plan, now) else None,
+        end_workers=workers.leftovers(observed.runs, observed.worker_pods, now).end,
     )
 
 
@@ -183,7 +186,9 @@ def conclude(observed: Observed, decision: Decision, now: float, time: str) -> C
         desired=plan_live.live_values(decision.incumbent),
         applied=_applied(observed, replicas),
         recommendation=decision.recommendation,
-        tuning_running=decision.acting_run is not None and observed.waits is None,
+        tuning_running=decision.acting_run is not None
+        and observed.waits is None
+        and run_account.worker(observed, decision.acting_run, now)[1] is None,
         quiet=decision.quiet,
         fleet=observed.fleet,
         slo=observed.slo,
@@ -207,13 +212,14 @@ def conclude(observed: Observed, decision: Decision, now: float, time: str) -> C
         moments.append(now + handover.RENEW_EVERY_S)
     if decision.drift is not None and decision.drift.look_again_s is not None:
         moments.append(decision.drift.look_again_s)
+    moments += run_account.moments(observed, decision, now)
     if decision.trial is not None:
         moments.append(min(now + live_push.RENEW_EVERY_S, decision.trial.until_s))
     limits = (runs.deadline_s(run) for run in observed.runs if not run.judged and not run.deleting)
     moments += [limit for limit in limits if limit is not None and limit > now]
     if from_hub(service.spec) and any(pods.loads(pod) for pod in observed.pods):
         moments.append(now + loading.LOOK_EVERY_S)
-    return Conclusion(status, min(moments, default=None), _run_statuses(observed, decision, time))
+    return Conclusion(status, min(moments, default=None), run_account.statuses(observed, decision, time))
 
 
 # What the service shall run with
@@ -266,14 +272,28 @@ def _offer(
 
 
 def wants_to_act(observed: Observed, now: float) -> TuningRun | None:
-    """The run whose candidate may be tried now, as far as this service is concerned: the fleet may have no place for it."""
+    """The run that may act now, as far as this service is concerned, by a candidate or a worker: the fleet may have no place for it."""
     record = LiveRecord.of(observed.child("ConfigMap", names.live_config_map(observed.service.name)))
     service = observed.service
     standing = plan_live.effective(
         service.spec, observed.previous.tuning.recommendation, service.metadata.annotations, observed.fleet
     )
-    offered, _ = _offer(observed, runs.acting(observed.runs, now), record, now, standing.config)
-    return None if offered is None else offered.run
+    acting = runs.acting(observed.runs, now, service)
+    offered, _ = _offer(observed, acting, record, now, standing.config)
+    if offered is not None:
+        return offered.run
+    wants = run_account.works(observed, acting, now) or run_account.may_begin(observed, acting, now)
+    return acting if wants else None
+
+
+def _may_begin(
+    observed: Observed, acting: TuningRun | None, shadow_plan: plan_shadow.Plan, now: float
+) -> bool:
+    """Whether a worker is to be made: what it measures has to be there."""
+    if observed.waits is not None or not run_account.may_begin(observed, acting, now):
+        return False
+    ready = shadow_plan.waits is None and shadow_plan.ended is None and shadow_plan.size > 0
+    return ready or not plan_shadow.asks_for(acting)
 
 
 def _basis(service: InferenceService) -> str:
@@ -435,51 +455,6 @@ def _applied(observed: Observed, replicas: list[rollout.Replica]) -> LiveValues 
 def _with_last_run(status: ServiceStatus, run: TuningRun, time: str) -> ServiceStatus:
     verdict = (run.status.result.verdict if run.status.result else None) or ""
     return replace(status, tuning=replace(status.tuning, last_run=LastRun(run.name, verdict, time)))
-
-
-def _run_statuses(observed: Observed, decision: Decision, time: str) -> dict[str, Json]:
-    """The operator's part of each run's status."""
-    found = {run.name: runs.invalid_run_status(run, time) for run in observed.invalid_runs}
-    halt = plan_live.switch(observed.service.metadata.annotations, observed.fleet)
-    for run in observed.runs:
-        if run.deleting:
-            continue
-        acts = decision.acting_run is not None and run.uid == decision.acting_run.uid
-        refused = decision.refusal if acts else None
-        waits = None
-        if acts and observed.waits is not None:
-            waits = (names.WAITING_FOR_TURN, observed.waits)
-        elif run.judged and halt.state != "active":
-            waits = (names.TUNING_PAUSED, f"{halt.by} is {halt.state}; the result is taken afterwards")
-        elif run.judged and decision.quiet is not None:
-            waits = (names.QUIET_TIME, f"{decision.quiet}; the result is taken afterwards")
-        elif acts and decision.quiet is not None:
-            waits = (names.QUIET_TIME, f"{decision.quiet}; nothing is started or tried before its end")
-        found[run.name] = runs.run_status(
-            run,
-            acts=acts,
-            refusal=refused,
-            applied=_trial_in_force(observed, decision) if acts else None,
-            incumbent=decision.incumbent,
-            now=time,
-            waits=waits,
-        )
-    return found
-
-
-def _trial_in_force(observed: Observed, decision: Decision) -> AppliedCandidate | None:
-    trial = decision.trial
-    if trial is None:
-        return None
-    number = trial.document["generation"]
-    leases = [
-        float(candidate["until"])
-        for name in decision.targets
-        if (candidate := observed.read_backs.get(name, {}).get("candidate")) is not None
-        and candidate["generation"] == number
-    ]
-    until = pods.rfc3339(max(leases)) if leases else None
-    return AppliedCandidate(number, f"{len(leases)}/{len(decision.targets)}", until)
 
 
 def _text(error: InvalidResource) -> str:

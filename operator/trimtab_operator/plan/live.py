@@ -154,6 +154,8 @@ def effective(
         return Effective(standing, "Spec", f"{', '.join(edited)} was edited since the recommendation", edited)
     if spec.tuning.mode != "Apply":
         return Effective(standing, "Spec", f"spec.tuning.mode is {spec.tuning.mode}")
+    if recommendation.simulated:
+        return Effective(standing, "Spec", "the recommendation was only simulated")
     halt = switch(annotations or {}, fleet)
     if halt.state == "reverted":
         return Effective(standing, "Spec", f"{halt.by} is reverted")

@@ -16,6 +16,7 @@ from trimtab_operator.plan import shadow as plan_shadow
 from trimtab_operator.plan.manifests import Hub
 from trimtab_operator.plan.slo import NO_PROMETHEUS, Attainment
 from trimtab_operator.plan.tuner_pod import Tuner
+from trimtab_operator.plan.workers import Obstacle, Worker
 
 Json = dict[str, Any]
 
@@ -47,7 +48,10 @@ class Observed:
     slo: Attainment = NO_PROMETHEUS
     loading: Mapping[str, str] = field(default_factory=dict)  # by pod name: how far its download is
     fleet: plan_live.Switch = field(default_factory=plan_live.Switch)
-    waits: str | None = None  # why the fleet has no place for the acting run's candidate
+    waits: str | None = None  # why the fleet has no place for the acting run
+    workers: Mapping[str, Worker] = field(default_factory=dict)  # by run: of the one that acts
+    worker_pods: tuple[Mapping[str, Any], ...] = ()  # of all runs
+    worker_problem: Obstacle | None = None  # why a worker could not be made just now
     monitors: plan_monitors.Monitors = field(default_factory=plan_monitors.Monitors)
     complaints: Mapping[str, str] = field(default_factory=dict)  # by pod name: the kubelet's, about volumes
     shadow: plan_shadow.Standing = field(default_factory=plan_shadow.Standing)
@@ -85,6 +89,8 @@ class Decision:
     nightly: children.Changes
     drift: tuning_drift.DriftVerdict | None
     superfluous: tuple[TuningRun, ...]  # finished runs beyond those that are kept
+    new_worker: TuningRun | None  # a worker is to be made for it
+    end_workers: tuple[str, ...]  # names of runs that need theirs no longer
     quiet: quiet_times.Quiet | None = None  # the quiet time in force: nothing starts, is tried or promoted
     border_s: float | None = None  # when a quiet time ends or begins next
 

@@ -138,16 +138,19 @@ def disruption_budget(service: InferenceService) -> Manifest | None:
 
 
 def network_policy(service: InferenceService, context: Context) -> Manifest:
-    """In: the serving port for `ingressFrom` (or everyone), the admin port for the operator alone. Out: a download, or nothing."""
+    """In: the serving port for `ingressFrom` and workers of tuning runs (or everyone), the admin port for the operator and those workers
+    alone. Out: a download, or nothing."""
     serving: dict[str, Any] = {"ports": [{"port": "http", "protocol": "TCP"}]}
     peers = service.spec.security.network_policy.ingress_from
+    mine = {names.LABEL_SERVICE: service.name, names.LABEL_COMPONENT: names.WORKER_COMPONENT}
+    worker = {"podSelector": {"matchLabels": mine}}
     if peers:
-        serving["from"] = [dict(peer) for peer in peers]
+        serving["from"] = [*(dict(peer) for peer in peers), worker]
     operator = {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": context.operator_namespace}},
         "podSelector": {"matchLabels": {names.LABEL_COMPONENT: "operator", names.LABEL_PART_OF: "trimtab"}},
     }
-    admin = {"ports": [{"port": "admin", "protocol": "TCP"}], "from": [operator]}
+    admin = {"ports": [{"port": "admin", "protocol": "TCP"}], "from": [operator, worker]}
     built = _object(service, "networking.k8s.io/v1", "NetworkPolicy", names.network_policy(service.name))
     built["spec"] = {
         "podSelector": {"matchLabels": names.selector(service.name)},

@@ -145,6 +145,29 @@ def complaint(events: Iterable[Json]) -> str | None:
     return None if last is None else str(last.get("message", ""))
 
 
+def hindrance(pod: Json) -> tuple[str | None, str] | None:
+    """(reason, message) of what keeps the pod's containers from being started, as scheduler and kubelet put it; reason None for what
+    may pass by itself. None: nothing is known to."""
+    scheduled = _condition(pod, "PodScheduled")
+    if scheduled.get("status") == "False":
+        return names.UNSCHEDULABLE, str(scheduled.get("message", ""))
+    return _not_started(pod)
+
+
+def _not_started(pod: Json) -> tuple[str | None, str] | None:
+    status = pod.get("status", {})
+    for container in (*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])):
+        waiting = container.get("state", {}).get("waiting", {})
+        text = f"{waiting.get('reason')}: {waiting.get('message', '')}".rstrip(": ")
+        if waiting.get("reason") in _IMAGE:
+            return names.IMAGE_PULL_FAILED, f"image {container.get('image', '')}: {text}"
+        if waiting.get("reason") in _CONFIG:
+            return names.CONTAINER_CONFIG_ERROR, text
+        if waiting.get("reason") == "ErrImagePull":
+            return None, f"image {container.get('image', '')}: {text}"
+    return None
+
+
 def replica(
     pod: Json,
     read_back: Json | None = None,
@@ -235,16 +258,10 @@ def _failure(pod: Json, engine: Json, was_ready: bool) -> tuple[str | None, str]
     if scheduled.get("status") == "False":
         text = str(scheduled.get("message", ""))
         return names.MODEL_LOAD_FAILED if _CLAIM_MISSING.search(text) else None, text
+    not_started = _not_started(pod)
+    if not_started is not None:
+        return not_started
     status = pod.get("status", {})
-    for container in (*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])):
-        waiting = container.get("state", {}).get("waiting", {})
-        text = f"{waiting.get('reason')}: {waiting.get('message', '')}".rstrip(": ")
-        if waiting.get("reason") in _IMAGE:
-            return names.IMAGE_PULL_FAILED, f"image {container.get('image', '')}: {text}"
-        if waiting.get("reason") in _CONFIG:
-            return names.CONTAINER_CONFIG_ERROR, text
-        if waiting.get("reason") == "ErrImagePull":
-            return None, f"image {container.get('image', '')}: {text}"
     ended = engine.get("state", {}).get("terminated") or engine.get("lastState", {}).get("terminated")
     if is_ready(pod):
         return None, ""

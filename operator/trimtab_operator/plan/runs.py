@@ -1,13 +1,13 @@
 """TuningRuns as the operator sees them: which candidate is to be tried now, and what a finished run leaves behind. Pure.
 
-The run's job writes candidate, trials and result; the operator reads them, says in the run's status what it did, and never
-believes a value that the service's owner has not allowed. Used by `plan.cluster`.
+The run's worker writes candidate, trials and result; the operator reads them, says in the run's status what it did, and never
+believes a value that the service's owner has not allowed. Used by `plan.cluster`; workers themselves are `workers`' business.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trimtab_operator import conditions, names, support
@@ -16,11 +16,13 @@ from trimtab_operator.api.run import AppliedCandidate, Result, RunSummary
 from trimtab_operator.api.status import Condition
 from trimtab_operator.errors import Finding, InvalidResource
 from trimtab_operator.plan import live as plan_live
+from trimtab_operator.plan import workers
 from trimtab_operator.plan.pods import unix
+from trimtab_operator.plan.workers import Account, Obstacle
 
 Json = dict[str, Any]
 _PROMOTING = ("Applied", "Recommended")
-FINISHED = ("Succeeded", "Failed", "Stopped")
+FINISHED = workers.FINISHED
 _P99_ITL, _LONGEST_S = "p99ItlSeconds", 1e6  # as a worker writes it; whatever else stands there is no latency
 
 
@@ -57,8 +59,11 @@ class Offer:
     until_s: float
 
 
-def acting(runs: Sequence[TuningRun], now: float) -> TuningRun | None:
-    """The one run that may act on a service: the oldest that can be carried out and is neither over nor going away."""
+def acting(
+    runs: Sequence[TuningRun], now: float, service: InferenceService | None = None
+) -> TuningRun | None:
+    """The one run that may act on a service: of those that can be carried out and are neither over nor going away the one that has a
+    worker, else the oldest. With `service`, none that the service rules out."""
     alive = [
         run
         for run in runs
@@ -67,8 +72,14 @@ def acting(runs: Sequence[TuningRun], now: float) -> TuningRun | None:
         and run.status.phase not in FINISHED
         and not _overdue(run, now)
         and not support.run_findings(run)
+        and not (service is not None and workers.not_allowed(service, run))
     ]
-    return min(alive, key=lambda run: (created_s(run), run.name), default=None)
+    return min(alive, key=lambda run: (not begun(run), created_s(run), run.name), default=None)
+
+
+def begun(run: TuningRun) -> bool:
+    """Whether a worker was made for it."""
+    return workers.wanted(run) and run.status.start_time is not None
 
 
 def offer(
@@ -107,6 +118,9 @@ def _run_findings(run: TuningRun, standing: Mapping[str, Any]) -> list[Finding]:
     """How the candidate leaves what the run itself is allowed."""
     candidate, findings = run.status.candidate, []
     assert candidate is not None
+    if run.spec.evaluator == "Simulator":
+        allowed = "Live, to try a candidate on engines; what is simulated touches none"
+        findings.append(Finding("the run's spec.evaluator", run.spec.evaluator, allowed))
     if candidate.trial is not None and candidate.trial >= run.spec.max_trials:
         allowed = f"below the run's spec.maxTrials ({run.spec.max_trials}), counted from 0"
         findings.append(Finding("status.candidate.trial", candidate.trial, allowed))
@@ -130,17 +144,34 @@ def promotion(
 
     Raises InvalidResource when the result leaves the service's bounds.
     """
-    fresh = [run for run in runs if run.judged and not run.deleting and run.status.phase not in FINISHED]
-    if not fresh:
+    run = newest_result(runs)
+    if run is None:
         return None
-    run = max(fresh, key=lambda found: (created_s(found), found.name))
     result = run.status.result
     assert result is not None
-    if result.verdict not in _PROMOTING or not result.config:
+    if kept_back(service, run) is not None:
         return run, None
-    if service.spec.tuning.mode not in ("Recommend", "Apply"):
-        return run, None
-    return run, _judged(service, result.config, "status.result", run.name, time)
+    found = _judged(service, result.config, "status.result", run.name, time)
+    # What was only simulated is never applied to engines, not even when the mode is changed later.
+    return run, replace(found, simulated=True) if run.spec.evaluator == "Simulator" else found
+
+
+def newest_result(runs: Sequence[TuningRun]) -> TuningRun | None:
+    """Of those whose result the operator has not yet taken the youngest."""
+    fresh = [run for run in runs if run.judged and not run.deleting and run.status.phase not in FINISHED]
+    return max(fresh, key=lambda found: (created_s(found), found.name), default=None)
+
+
+def kept_back(service: InferenceService, run: TuningRun) -> str | None:
+    """Why the run's result becomes no recommendation; None when it does. Empty: it holds nothing to recommend."""
+    result, mode = run.status.result, service.spec.tuning.mode
+    if result is None or result.verdict not in _PROMOTING or not result.config:
+        return ""
+    if mode not in ("Recommend", "Apply"):
+        return f"spec.tuning.mode is {mode}"
+    if run.spec.evaluator == "Simulator" and mode == "Apply":
+        return "spec.tuning.mode is Apply, and what was only simulated is never applied"
+    return None
 
 
 def run_status(
@@ -153,18 +184,22 @@ def run_status(
     incumbent: Mapping[str, Any] | None = None,
     unserved: str | None = None,
     waits: tuple[str, str] | None = None,
+    worker: Account = Account(),  # noqa: B008  it is frozen
+    obstacle: Obstacle | None = None,
+    outcome: str = "",
 ) -> Json:
     """The operator's part of a run's status; `applied` says what came of its candidate, when it is in force. `unserved` says
-    why nothing is done for its service; `waits` is (reason, message) of what its candidate, or its result, waits for."""
-    phase = _phase(run, acts and waits is None, unix(now), held=waits is not None)
+    why nothing is done for its service; `waits` is (reason, message) of what its candidate, or its result, waits for; `obstacle` keeps
+    it, or its worker, from beginning; `outcome` is what came of its result, in a sentence."""
+    phase = _phase(run, acts and waits is None, unix(now), worker, held=waits is not None)
     candidate = run.status.candidate
-    wanted = _conditions(run, phase, refusal, unserved, unix(now), waits)
+    wanted = _conditions(run, phase, _End(worker, outcome), refusal, unserved, unix(now), waits, obstacle)
     # A finished run keeps what its engines ran when it ended.
     kept = run.status.summary.incumbent if phase in FINISHED else None
     status = RunStatus(
         observed_generation=run.metadata.generation,
         phase=phase,
-        start_time=run.status.start_time or (now if phase == "Running" else None),
+        start_time=run.status.start_time or worker.since or (now if phase == "Running" else None),
         conditions=conditions.merge(run.status.conditions, wanted, now),
         applied=applied,
         summary=RunSummary(
@@ -218,7 +253,7 @@ def _judged(
         raise InvalidResource(findings, error.what) from error
 
 
-def _phase(run: TuningRun, acts: bool, now: float, *, held: bool) -> str:
+def _phase(run: TuningRun, acts: bool, now: float, worker: Account, *, held: bool) -> str:
     if run.status.phase in FINISHED:
         return run.status.phase
     if held and run.judged:
@@ -228,28 +263,53 @@ def _phase(run: TuningRun, acts: bool, now: float, *, held: bool) -> str:
         return "Failed" if run.status.result.verdict == "Failed" else "Succeeded"
     if _overdue(run, now):
         return "Stopped"
-    return "Running" if acts and (run.status.candidate or run.status.trials) else "Pending"
+    if worker.state == "failed":
+        return "Failed"
+    works = run.status.candidate or run.status.trials or worker.state == "running"
+    return "Running" if acts and works else "Pending"
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """What a run's end is told from."""
+
+    worker: Account
+    outcome: str
+
+    def of(self, run: TuningRun, now: float) -> tuple[str, str]:
+        """Reason and message. A run that was over before keeps what was said then: its worker's traces go sooner than it does."""
+        said = next((c for c in run.status.conditions if c.type == names.READY), None)
+        if run.status.phase in FINISHED and said is not None:
+            return said.reason, said.message
+        if run.judged:
+            assert run.status.result is not None
+            return run.status.result.verdict or "", self.outcome
+        if _overdue(run, now):
+            limit = f"{run.spec.time_limit_s:.0f} s"
+            return names.TIME_LIMIT_REACHED, f"spec.timeLimit ({limit}) is over without a result"
+        if self.worker.state == "failed":
+            return names.WORKER_FAILED, f"its worker failed: {self.worker.failure}"
+        return run.status.phase, ""
 
 
 def _conditions(
     run: TuningRun,
     phase: str,
+    end: _End,
     refusal: str | None,
     unserved: str | None,
     now: float,
     waits: tuple[str, str] | None,
+    obstacle: Obstacle | None,
 ) -> list[Condition]:
     generation = run.metadata.generation
     if phase in FINISHED:
-        verdict = (run.status.result.verdict if run.status.result else None) or phase
-        message = ""
-        if _overdue(run, now):
-            limit = f"{run.spec.time_limit_s:.0f} s"
-            verdict, message = names.TIME_LIMIT_REACHED, f"spec.timeLimit ({limit}) is over without a result"
+        verdict, message = end.of(run, now)
+        good = phase == "Succeeded"
         return [
-            _made(generation, names.READY, phase == "Succeeded", verdict, message),
+            _made(generation, names.READY, good, verdict, message),
             _made(generation, names.RECONCILING, False, names.UP_TO_DATE, ""),
-            _made(generation, names.STALLED, phase != "Succeeded", verdict, message),
+            _made(generation, names.STALLED, not good, verdict, "" if good else message),
         ]
     if unserved == names.SERVICE_NOT_FOUND:
         message = f'there is no InferenceService "{run.spec.service}" in this namespace'
@@ -259,14 +319,25 @@ def _conditions(
     unsupported = support.run_findings(run)
     if unsupported:
         return _stopped(generation, names.UNSUPPORTED, "; ".join(map(str, unsupported)))
+    if obstacle is not None and obstacle.stalled:
+        return _stopped(generation, obstacle.reason, obstacle.message)
     if refusal is not None:
         return _stopped(generation, names.CANDIDATE_REFUSED, refusal)
-    reason, message = waits or (phase, "" if phase == "Running" else support.NO_WORKER)
+    reason, message = waits or _progress(run, phase, obstacle)
     return [
         _made(generation, names.READY, False, reason, message),
         _made(generation, names.RECONCILING, True, reason, message),
         _made(generation, names.STALLED, False, names.AS_EXPECTED, ""),
     ]
+
+
+def _progress(run: TuningRun, phase: str, obstacle: Obstacle | None) -> tuple[str, str]:
+    """Reason and message of a run that is on its way."""
+    if obstacle is not None:
+        return obstacle.reason, obstacle.message
+    if phase == "Running":
+        return phase, ""
+    return phase, "its worker starts" if workers.wanted(run) else support.NO_WORKER
 
 
 def _stopped(generation: int, reason: str, message: str) -> list[Condition]:

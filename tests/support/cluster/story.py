@@ -19,6 +19,7 @@ import httpx
 from support.cluster.cluster import is_ready
 from support.cluster.kubectl import Kubectl, KubectlError
 from support.cluster_operator import OperatorProcess
+from trimtab_operator import names
 from trimtab_operator.cluster.tokens import Signer
 from trimtab_operator.plan.pods import rfc3339
 
@@ -97,8 +98,8 @@ def address(kubectl: Kubectl, name: str = "chat") -> str:
 
 
 def engines(kubectl: Kubectl, name: str = "chat") -> list[Json]:
-    """The service's pods that are ready and not leaving."""
-    listed = kubectl.items("pods", "-l", f"{OURS}={name}")
+    """The service's engine pods that are ready and not leaving."""
+    listed = kubectl.items("pods", "-l", f"{OURS}={name},app.kubernetes.io/component=engine")
     return [pod for pod in listed if is_ready(pod) and "deletionTimestamp" not in pod["metadata"]]
 
 
@@ -151,12 +152,20 @@ def wait_until(check: Callable[[], Any], timeout_s: float = 60.0, what: str = "n
     return time.monotonic() - began
 
 
+def tuning_run(name: str = "chat-1", service: str = "chat", *, worker: bool = True, **spec: Any) -> Json:
+    """A TuningRun; without a `worker` its status is the test's to write."""
+    metadata: Json = {"name": name}
+    if not worker:
+        metadata["annotations"] = {names.ANNOTATION_WORKER: "none"}
+    return {"apiVersion": names.API_VERSION, "kind": names.RUN_KIND, "metadata": metadata,
+            "spec": {"service": service, **spec}}  # fmt: skip
+
+
 def start_run(
     kubectl: Kubectl, tokens: int, seconds: float, name: str = "chat-1", trial: int = 0, service: str = "chat"
 ) -> None:
-    """A TuningRun with a candidate for `seconds`, as its job would write it."""
-    kubectl.apply({"apiVersion": "serving.trimtab.dev/v1alpha1", "kind": "TuningRun", "metadata": {"name": name},
-                   "spec": {"service": service}})  # fmt: skip
+    """A TuningRun that wants no worker, with a candidate for `seconds`, as one would write it."""
+    kubectl.apply(tuning_run(name, service, worker=False))
     status = {
         "candidate": {
             "trial": trial,
