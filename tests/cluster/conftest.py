@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from _pytest.capture import CaptureManager
 
-from support.cluster import binaries, host_tools, namespace
+from support.cluster import binaries, host_tools, namespace, stand_in_worker
 from support.cluster.binaries import Unavailable
 from support.cluster.cluster import Cluster, NodeOptions, existing, start
 from support.cluster.kubectl import Kubectl
@@ -108,10 +108,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Itera
         pytest.skip("this test breaks parts of a cluster, and so needs one of its own, not an existing one")
     dies = json.dumps([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
     next_operator = json.dumps([sys.executable, "-P", str(_TESTS / "support" / "next_version.py")])
+    stand_in = json.dumps([sys.executable, "-P", stand_in_worker.__file__])
     arguments = (
         *("--content", str(tiny_model)),  # every image holds the model
         *("--image", f"trimtab-crash={dies}"),
         *("--image", f"trimtab-next-operator={next_operator}"),
+        *("--image", f"trimtab-stand-in={stand_in}"),
     )
     nodes = [NodeOptions(name, arguments=arguments) for name in ("node-a", "node-b")]
     with start(tmp_path_factory.mktemp("cluster"), nodes) as running:

@@ -287,7 +287,8 @@ class Reconciler:
             return observed
         ready = [pod for pod in observed.pods if pods.admin_reachable(pod)]
         tokens = self._engines.read_tokens(ready, TOKEN_LIFE_S)
-        made = objects.make(observed.service, wanting, self._settings.tuner, tokens)
+        shadow = decision.shadow.engines
+        made = objects.make(observed.service, wanting, self._settings.tuner, tokens, shadow)
         if isinstance(made, workers.Obstacle):
             return replace(observed, worker_problem=made)
         logger.info("made a worker", extra={"run": f"{wanting.metadata.namespace}/{wanting.name}"})

@@ -18,6 +18,7 @@ from trimtab_operator.api import InferenceService, TuningRun
 from trimtab_operator.cluster import kinds
 from trimtab_operator.cluster.kube import Conflict, Denied, Kube, NamespaceGoing, Refused
 from trimtab_operator.plan import pods, worker_job, workers
+from trimtab_operator.plan.shadow import Engines
 from trimtab_operator.plan.tuner_pod import Tuner
 from trimtab_operator.plan.workers import Obstacle, Worker
 
@@ -48,9 +49,14 @@ class WorkerObjects:
         return [pod for pod in self._kube.list(kinds.POD, namespace, labels) if workers.is_worker(pod)]
 
     def make(
-        self, service: InferenceService, run: TuningRun, tuner: Tuner, tokens: Mapping[str, str]
+        self,
+        service: InferenceService,
+        run: TuningRun,
+        tuner: Tuner,
+        tokens: Mapping[str, str],
+        engines: Engines | None = None,
     ) -> Json | Obstacle:
-        """Make what is missing → the Job, or why there is none. `tokens` by the UID of an engine's pod."""
+        """Make what is missing → the Job, or why there is none. `tokens` by the UID of an engine's pod; `engines` of a Shadow run."""
         try:
             for manifest in worker_job.access(service, run):
                 problem = self._ensure(run, manifest)
@@ -59,7 +65,7 @@ class WorkerObjects:
             secret = self._tokens(run, tokens)
             began = run.status.start_time
             spent_s = 0.0 if began is None else self._now() - pods.unix(began)
-            made = worker_job.job(service, run, tuner, run.spec.time_limit_s - spent_s, secret)
+            made = worker_job.job(service, run, tuner, run.spec.time_limit_s - spent_s, secret, engines)
             return self._kube.create(made)
         except Conflict:
             return Obstacle("Pending", "somebody made its worker at the same time")

@@ -292,7 +292,7 @@ def _may_begin(
     """Whether a worker is to be made: what it measures has to be there."""
     if observed.waits is not None or not run_account.may_begin(observed, acting, now):
         return False
-    ready = shadow_plan.waits is None and shadow_plan.ended is None and shadow_plan.size > 0
+    ready = shadow_plan.waits is None and shadow_plan.ended is None and shadow_plan.engines is not None
     return ready or not plan_shadow.asks_for(acting)
 
 

@@ -1,0 +1,210 @@
+"""A TuningRun's worker by the real Job controller, kubelet and RBAC: made once, with its own rights alone, and gone with its run."""
+
+from __future__ import annotations
+
+import base64
+import json
+import signal
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from support.cluster.kubectl import Kubectl, KubectlError
+from support.cluster.story import BUDGET, budgets, condition, engines, tuning_run, wait_until
+from support.cluster_operator import OperatorProcess
+from trimtab_operator import names
+from trimtab_operator.plan.pods import rfc3339
+from trimtab_operator.plan.workers import PARTING_S
+
+Json = dict[str, Any]
+RESOURCES = {"requests": {"cpu": "100m"}, "limits": {"memory": "256Mi"}}
+OPERATOR_OPTIONS = (
+    "--tuner-image",
+    "registry.example/trimtab-stand-in:1",
+    "--worker-resources",
+    json.dumps(RESOURCES),
+)
+WORKER = "roles,rolebindings,serviceaccounts,secrets,jobs,pods"
+RUN = "serving.trimtab.dev/run"
+
+
+def wait_run(kubectl: Kubectl, name: str, reason: str, timeout_s: float = 90.0) -> Json:
+    """Until Ready has that reason → the run."""
+    return kubectl.wait_for(
+        reason,
+        "trun",
+        name,
+        condition=lambda r: condition(r, "Ready")["reason"] == reason,
+        timeout_s=timeout_s,
+    )
+
+
+def pods_of(kubectl: Kubectl, run: str) -> list[Json]:
+    return kubectl.items("pods", "-l", f"{RUN}={run}")
+
+
+def works(kubectl: Kubectl, run: str) -> bool:
+    """Whether the run's worker is running."""
+    return [pod["status"]["phase"] for pod in pods_of(kubectl, run)] == ["Running"]
+
+
+def write_status(kubectl: Kubectl, run: str, **status: Any) -> None:
+    """As the worker would."""
+    kubectl(
+        "patch", "trun", run, "--subresource=status", "--type=merge", "-p", json.dumps({"status": status})
+    )
+
+
+def may(kubectl: Kubectl, run: str, verb: str, what: str, *options: str) -> bool:
+    """Whether the run's account has a right."""
+    account = f"--as=system:serviceaccount:{kubectl.namespace}:{run}-worker"
+    return kubectl("auth", "can-i", verb, what, account, *options, check=False).strip() == "yes"
+
+
+def test_a_run_has_one_worker_whatever_its_operator_does_and_none_after_its_result(
+    chat: Kubectl, running: OperatorProcess
+) -> None:
+    chat.apply(tuning_run("waits-1"))
+    wait_until(lambda: chat.items("jobs", "-l", f"{RUN}=waits-1"))
+    running.stop(signal.SIGKILL)
+    before = running.options
+    # The next life is another version's: it has another image.
+    running.options = tuple("registry.example/tuner:2" if "stand-in" in word else word for word in before)
+    try:
+        running.start()
+        wait_until(lambda: works(chat, "waits-1"))
+        found = wait_run(chat, "waits-1", "Running")
+        [job] = chat.items("jobs")
+        assert found["status"]["startTime"] == job["metadata"]["creationTimestamp"]
+        [container] = job["spec"]["template"]["spec"]["containers"]
+        assert container["image"] == "registry.example/trimtab-stand-in:1", "not replaced by an upgrade"
+        assert container["resources"] == RESOURCES
+        wait_until(lambda: len(chat.items("jobs")) == len(pods_of(chat, "waits-1")) == 1)
+    finally:
+        running.stop()
+        running.options = before
+        running.start()
+
+    # A result ends the run, and a worker that stays on.
+    said = {
+        "verdict": "KeptIncumbent",
+        "message": "2 of 400 requests missed a target before, 3 after\nand more",
+    }
+    write_status(chat, "waits-1", result=said)
+    over = wait_run(chat, "waits-1", "KeptIncumbent")
+    ready = condition(over, "Ready")
+    assert (over["status"]["phase"], ready["status"]) == ("Succeeded", "True")
+    assert ready["message"] == (
+        "nothing that was tried is better than what is in force, beyond chance: "
+        "2 of 400 requests missed a target before, 3 after"
+    )
+    wait_until(lambda: pods_of(chat, "waits-1") == [], PARTING_S + 60)
+    assert condition(chat.get("trun", "waits-1"), "Ready") == ready
+
+
+def test_a_worker_has_the_rights_that_it_needs_and_no_others(chat: Kubectl, running: OperatorProcess) -> None:
+    chat.apply(tuning_run("waits-2"), tuning_run("waits-3"))
+    wait_until(lambda: works(chat, "waits-2"))
+    needed = [
+        ("get", "inferenceservices.serving.trimtab.dev/chat"), ("get", "configmaps/chat-live"),
+        ("get", "tuningruns.serving.trimtab.dev/waits-2"), ("list", "endpointslices.discovery.k8s.io"),
+    ]  # fmt: skip
+    assert [right for right in needed if not may(chat, "waits-2", *right)] == []
+    assert may(chat, "waits-2", "patch", "tuningruns.serving.trimtab.dev/waits-2", "--subresource=status")
+    too_much = [
+        ("get", "inferenceservices.serving.trimtab.dev/other"), ("list", "inferenceservices.serving.trimtab.dev"),
+        ("patch", "inferenceservices.serving.trimtab.dev/chat"), ("get", "configmaps/other"), ("list", "configmaps"),
+        ("get", "tuningruns.serving.trimtab.dev/waits-3"), ("patch", "tuningruns.serving.trimtab.dev/waits-2"),
+        ("create", "tuningruns.serving.trimtab.dev"), ("get", "secrets/waits-2-worker"), ("list", "secrets"),
+        ("create", "secrets"), ("list", "pods"), ("create", "pods"), ("create", "jobs"), ("get", "deployments/chat-engine"),
+        ("create", "roles"), ("create", "serviceaccounts/waits-2-worker"),
+    ]  # fmt: skip
+    assert [right for right in too_much if may(chat, "waits-2", *right)] == []
+    assert not may(chat, "waits-2", "patch", "tuningruns.serving.trimtab.dev/waits-3", "--subresource=status")
+    assert not may(chat, "waits-2", "get", "inferenceservices.serving.trimtab.dev/chat", "-n", "default")
+
+    # What it says to engines: they may be read, and not be told anything.
+    content = chat.get("secret", "waits-2-worker")["data"]["tokens.json"]
+    tokens = json.loads(base64.b64decode(content))
+    pods = engines(chat)
+    assert set(tokens) == {pod["metadata"]["uid"] for pod in pods}
+    url = f"http://{pods[0]['status']['podIP']}:8001/admin/live-config"
+    shown = {"Authorization": f"Bearer {tokens[pods[0]['metadata']['uid']]}"}
+    document = httpx.get(url, headers=shown)
+    assert document.status_code == 200
+    assert httpx.put(url, headers=shown, json=document.json()["incumbent"]).status_code == 403
+    assert (
+        httpx.get(url, headers={"Authorization": f"Bearer {tokens[pods[1]['metadata']['uid']]}"}).status_code
+        == 401
+    )
+
+    # One acts at a time; the next one begins when the first is deleted, in the middle of a candidate.
+    assert (
+        condition(chat.get("trun", "waits-3"), "Ready")["message"]
+        == "run waits-2 of this service comes first"
+    )
+    until = rfc3339(time.time() + 110)
+    write_status(
+        chat, "waits-2", candidate={"trial": 0, "config": {"maxNumBatchedTokens": 128}, "until": until}
+    )
+    wait_until(lambda: budgets(running, chat) == [128, 128])
+    chat("delete", "trun", "waits-2")
+    wait_until(lambda: budgets(running, chat) == [BUDGET, BUDGET])
+    wait_until(lambda: chat.items(WORKER, "-l", f"{RUN}=waits-2") == [], 90)
+    wait_until(lambda: works(chat, "waits-3"))
+
+
+def test_a_worker_that_fails_ends_its_run_with_its_last_words_and_the_next_run_begins(chat: Kubectl) -> None:
+    chat.apply(tuning_run("fails-1"))
+    chat.apply(tuning_run("waits-4"))
+    found = wait_run(chat, "fails-1", names.WORKER_FAILED)
+    said = "its worker failed: exit status 2: no request was recorded"
+    assert found["status"]["phase"] == "Failed"
+    assert condition(found, "Ready")["message"] == condition(found, "Stalled")["message"] == said
+    assert {"reason": names.WORKER_FAILED, "message": said}.items() <= chat.items(
+        "events", "--field-selector", "involvedObject.name=fails-1"
+    )[0].items()
+    wait_until(lambda: works(chat, "waits-4"))
+    assert len(pods_of(chat, "fails-1")) == 1, "it is not tried again"
+
+
+def test_what_keeps_a_worker_from_starting_stands_in_its_run(chat: Kubectl, running: OperatorProcess) -> None:
+    chat("annotate", "infsvc", "chat", f"{names.ANNOTATION_TUNING}=paused")
+    running.stop()
+    before = running.options
+    running.options = tuple("registry.example/absent:1" if "stand-in" in word else word for word in before)
+    running.start()
+    try:
+        chat.apply(tuning_run("waits-5"))
+        paused = wait_run(chat, "waits-5", names.TUNING_PAUSED)
+        assert "startTime" not in paused["status"]
+        assert chat.items("jobs", "-l", f"{RUN}=waits-5") == []
+        chat("annotate", "infsvc", "chat", f"{names.ANNOTATION_TUNING}-")
+        found = wait_run(chat, "waits-5", names.IMAGE_PULL_FAILED)
+        assert condition(found, "Stalled")["status"] == "True"
+        assert "registry.example/absent:1" in condition(found, "Stalled")["message"]
+        # Its mind is changed, and the worker is gone.
+        chat("annotate", "trun", "waits-5", f"{names.ANNOTATION_WORKER}=none")
+        wait_until(lambda: chat.items("jobs,pods", "-l", f"{RUN}=waits-5") == [], 60)
+    finally:
+        running.stop()
+        running.options = before
+        running.start()
+
+
+def test_the_operator_can_grant_no_more_than_it_has(chat: Kubectl, running: OperatorProcess) -> None:
+    mine = Kubectl(chat.program, running.kubeconfig, chat.namespace)
+    rules = [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}]
+    role = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": {"name": "more"},
+        "rules": rules,
+    }
+    with pytest.raises(KubectlError, match="attempting to grant RBAC permissions not currently held"):
+        mine("create", "-f", "-", stdin=json.dumps(role))
+    chat.apply(role)  # by an administrator
+    with pytest.raises(KubectlError, match="attempting to grant RBAC permissions not currently held"):
+        mine("create", "rolebinding", "more", "--role=more", "--serviceaccount=default:default")
