@@ -108,6 +108,7 @@ def tune(
     bounds: dict[str, tuple[int, int]] | None = None,
     earlier: Sequence[Known] = (),
     begins: Callable[[str, LiveConfig | None], None] = lambda role, config: None,
+    waited_s: Callable[[], float] = lambda: 0.0,
     now: Callable[[], float] = time.monotonic,
     **options: Any,
 ) -> tuple[RunResult, Simulated]:
@@ -137,6 +138,7 @@ def tune(
                 paused=paused,
                 earlier=earlier,
                 begins=begins,
+                waited_s=waited_s,
                 now=now,
             )
             return await run.execute(), evaluator

@@ -150,19 +150,22 @@ class TuningRun:
         keep: Callable[[Trial], None] = lambda _: None,
         begins: Callable[[Role, LiveConfig | None], None] = lambda role, config: None,
         earlier: Sequence[Known] = (),
+        waited_s: Callable[[], float] = lambda: 0.0,
         now: Callable[[], float] = time.monotonic,
         confirmer: Evaluator | None = None,
         doubt: Callable[[LiveConfig], Awaitable[str | None]] | None = None,
         caveat: str = "",
     ) -> None:
         """`keep` stores the raw samples of a trial; `begins` hears of a measurement before anything is changed for it; `earlier`
-        counts as tried; `now` is a clock in seconds.
+        counts as tried; `waited_s` is how long candidates have had to wait so far, which says nothing of how long the next
+        measurement takes; `now` is a clock in seconds.
 
         `confirmer` measures in place of `evaluator` once the best candidate is known, on requests of its own: where measuring a
         config again would only repeat what is known. `doubt` is asked of a confirmed candidate: why it is not taken all
         the same, or None. `caveat` is said with every verdict.
         """
         self._begins = begins
+        self._waited_s = waited_s
         self._earlier = earlier
         self._keep = keep
         self._target = target
@@ -476,13 +479,13 @@ class TuningRun:
         self, role: Role, config: LiveConfig | None, baseline: Measurement | None
     ) -> Measurement:
         number = len(self._trials)
-        began = self._now()
+        began = self._now() - self._waited_s()
         label = "incumbent" if config is None else space.describe(config, self._before)
         self._begins(role, config)
         on_progress = self._view.begin(label, number + 1, max(self._options.max_trials, number + 1))
         evaluator = self._confirmer if role == "confirm" else self._evaluator
         measurement = await evaluator.evaluate(config, baseline=baseline, on_progress=on_progress)
-        self._longest_s = max(self._longest_s, self._now() - began)
+        self._longest_s = max(self._longest_s, self._now() - self._waited_s() - began)
         trial = self._judge(number, role, config, measurement, baseline)
         self._trials.append(trial)
         if measurement.status == "stopped":

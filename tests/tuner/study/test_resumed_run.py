@@ -124,3 +124,23 @@ def test_time_for_the_whole_confirmation_is_kept_back(engine: EngineServer) -> N
     roles = [trial.role for trial in result.trials]
     assert roles[:5] == ["incumbent", "explore", "explore", "explore", "confirm"]
     assert result.outcome == "Recommended", result.reason
+
+
+def test_time_that_a_candidate_had_to_wait_is_no_measure_of_the_next(engine: EngineServer) -> None:
+    measuring: list[Simulated] = []
+
+    def hours_s() -> float:
+        return 3600.0 if len(measuring[0].asked) > 1 else 0.0  # the first candidate waited for its turn
+
+    result, _ = tune(
+        engine.admin_url,
+        first_is_good,
+        prepare=measuring.append,
+        same_requests=False,
+        pairs=8,
+        max_trials=3,
+        time_limit_s=7200.0,
+        now=lambda: 10.0 * len(measuring[0].asked) + hours_s(),
+        waited_s=hours_s,
+    )
+    assert result.outcome == "Recommended", result.reason

@@ -32,7 +32,7 @@ from trimtab_tuner.target import (
 POLL_S = 0.3
 AWAY_S = 600.0  # how long the API server may be away before a run gives up
 APPLY_S = 120.0  # how long the operator may take to put a candidate in force, or to take it back
-FRESH_S = 2.0  # how old an answer about permission may be
+FRESH_S = 3.0  # how old an answer about permission may be
 REFUSED = "CandidateRefused"
 Answer = TypeVar("Answer")
 
@@ -58,9 +58,10 @@ class RunTarget:
         self._namespace = namespace
         self._service = service
         self._notebook = notebook
-        self._generation: int | None = None  # of the candidate that was last in force
+        self._generation: int | None = None  # of the candidate that was last in force, until it is gone
         self._asked_s = float("-inf")
         self._forbidden: str | None = None
+        self.waited_s = 0.0  # while the operator said that a candidate has to wait
         self.halted = False  # what forbids a candidate is a halt, which ends
         self.trial: int | None = None  # number of the trial that the next candidate belongs to
         self.start: LiveConfig | None = None  # the incumbent that the run rests on
@@ -158,8 +159,9 @@ class RunTarget:
                 raise TargetRefused(
                     f"the operator refuses the candidate: {stalled.message or stalled.reason}"
                 )
-            if self._waits(found):
-                give_up = time.monotonic() + APPLY_S
+            asked_s = time.monotonic()
+            if waits := self._waits(found):
+                give_up = asked_s + APPLY_S
             if time.monotonic() >= give_up:
                 await self._withdraw()
                 state = "nothing" if applied is None else f"{applied.pods} of {applied.of} pods"
@@ -170,6 +172,7 @@ class RunTarget:
                 found = await self._offer(config, lease_s)
             else:
                 found = await self._patiently(self.run)
+            self.waited_s += time.monotonic() - asked_s if waits else 0.0
 
     async def end_candidate(self) -> None:
         """Back to the incumbent, as the operator says. Idempotent."""
@@ -179,6 +182,7 @@ class RunTarget:
             if time.monotonic() >= give_up:
                 raise TargetNotApplied(f"the candidate is still in force {APPLY_S:g} s after it was ended")
             await asyncio.sleep(POLL_S)
+        self._generation = None
 
     async def promote(self, config: LiveConfig) -> Promotion:
         """Never done here: the operator promotes what the run's result says, and that is written when the run is over."""
