@@ -25,6 +25,7 @@ from support.cluster.story import (
     wait_until,
 )
 from support.cluster_operator import OperatorProcess
+from trimtab_operator import names
 
 Json = dict[str, Any]
 
@@ -82,11 +83,26 @@ def test_a_candidate_is_carried_out_renewed_and_ended_with_its_run(
     wait_until(lambda: read_back(running, engines(kubectl)[0])["candidate"]["until"] > until)
     kubectl("delete", "trun", "chat-1")
     assert wait_until(lambda: budgets(running, kubectl) == [512]) < 10
-    # A person's word stops it as well.
-    start_run(kubectl, 128, 120, name="chat-2")
+    # A quiet time holds it back, and it goes on by itself afterwards.
+    start_run(kubectl, 128, 300, name="chat-2")
     wait_until(lambda: budgets(running, kubectl) == [128])
+    limit_tuning(kubectl, [{"schedule": "* * * * *", "duration": "1h", "timeZone": "Europe/Berlin"}])
+    assert wait_until(lambda: budgets(running, kubectl) == [512]) < 10
+    waiting = kubectl.wait_for(
+        "waiting", "trun", "chat-2", condition=lambda r: condition(r, "Ready")["reason"] == names.QUIET_TIME
+    )
+    assert "limits.notDuring[0] (* * * * *, Europe/Berlin)" in condition(waiting, "Ready")["message"]
+    kubectl.wait_for("quiet", "infsvc", "chat", condition=lambda r: r["status"]["tuning"]["state"] == "Quiet")
+    limit_tuning(kubectl, None)
+    assert wait_until(lambda: budgets(running, kubectl) == [128]) < 10
+    # A person's word stops it as well.
     kubectl("annotate", "infsvc", "chat", "serving.trimtab.dev/tuning=paused")
     assert wait_until(lambda: budgets(running, kubectl) == [512]) < 10
+
+
+def limit_tuning(kubectl: Kubectl, not_during: list[Json] | None) -> None:
+    limits = {"spec": {"tuning": {"limits": {"notDuring": not_during}}}}
+    kubectl("patch", "infsvc", "chat", "--type=merge", "-p", json.dumps(limits))
 
 
 @pytest.mark.parametrize(

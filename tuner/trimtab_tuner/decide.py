@@ -197,8 +197,8 @@ def throughput(
     low, high = _loss_interval(table, seed)
     lost = loss > limit and slower >= 1 / alpha
     reason = (
-        f"its {rates[1]:.1f} tokens a second are {loss:.1%} below the incumbent's {rates[0]:.1f} "
-        f"(95 % interval {low:.1%} to {high:.1%}, e-value {slower:.3g}); {limit:.1%} may be lost"
+        f"its {rates[1]:.1f} tokens a second are {abs(loss):.1%} {'below' if loss >= 0 else 'above'} the incumbent's "
+        f"{rates[0]:.1f} (loss, 95 % interval: {low:.1%} to {high:.1%}, e-value {slower:.3g}); {limit:.1%} may be lost"
     )
     return Throughput("lost" if lost else "kept", reason, limit, *rates, loss, low, high, slower, len(table))
 
