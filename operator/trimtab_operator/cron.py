@@ -30,7 +30,7 @@ MACROS = {
 _NUMBER = re.compile(r"\+?[0-9]{1,18}", re.ASCII)
 _ZONE_PART = re.compile(r"[A-Za-z._0-9+][A-Za-z._0-9+-]{0,13}", re.ASCII)
 #: What an operating system keeps beside the zones: copies of them, and links of its own.
-_NO_ZONES = ("posix", "right", "localtime", "posixrules", "local", "Factory")
+_NO_ZONES = ("posix", "right", "localtime", "posixrules", "Factory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def zone(name: str) -> ZoneInfo:
     """The zone of that name, as a CronJob's timeZone; raises ValueError when there is none."""
     parts = name.split("/")
     known = all(_ZONE_PART.fullmatch(part) and part not in (".", "..") for part in parts)
-    if known and parts[0] not in _NO_ZONES and name.lower() != "local":
+    if known and parts[0] not in _NO_ZONES:
         try:
             return ZoneInfo(name)
         except (KeyError, ValueError, OSError):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.cron_cases import CRON_LINES, ZONES
+from support.cron_cases import CRON_LINES, FILES_THAT_ARE_NO_ZONES, ZONES
 from trimtab_operator import cron
 
 BERLIN = "Europe/Berlin"
@@ -37,7 +37,7 @@ def test_a_line_is_taken_or_refused_as_a_cronjob_does(text: str, want: bool) -> 
     assert taken(text) is want
 
 
-@pytest.mark.parametrize(("name", "want"), ZONES)
+@pytest.mark.parametrize(("name", "want"), [*ZONES, *((name, False) for name in FILES_THAT_ARE_NO_ZONES)])
 def test_a_zone_is_taken_or_refused_as_a_cronjob_does(name: str, want: bool) -> None:
     try:
         cron.zone(name)
