@@ -33,7 +33,7 @@ from trimtab_operator.cluster.observe import Key, Observer, RunIndex
 from trimtab_operator.cluster.periodic import Periodic
 from trimtab_operator.cluster.reconcile import Reconciler
 from trimtab_operator.cluster.resync import Resync
-from trimtab_operator.cluster.slo import PERIOD_S, SloWatch
+from trimtab_operator.cluster.slo import FIRST_S, PERIOD_S, SloWatch
 from trimtab_operator.cluster.slots import Slots
 from trimtab_operator.cluster.store import Store
 from trimtab_operator.cluster.worker import Workers, WorkQueue
@@ -181,7 +181,7 @@ class Operator:
             Periodic("fleet", self._fleet.turn, POLL_S),
         ]
         if self._slo is not None:
-            self._periodic.append(Periodic("SLO", self._slo.turn, PERIOD_S))
+            self._periodic.append(Periodic("SLO", self._slo.turn, PERIOD_S, FIRST_S))
         self._lease: Periodic | None = None
         if self._leadership is not None:
             self._lease = Periodic("lease", self._leadership.turn, RENEW_S, first_s=0)

@@ -26,6 +26,7 @@ from trimtab_operator.plan.slo import UNASKED, Attainment, Counts, judge
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 30.0
+FIRST_S = 3.0  # after the first looks, so that a new operator's SLOMet is Unknown for no longer
 TIMEOUT_S = 20.0
 # As a Deployment names them. A long name is cut, so a shadow's of a run that is called SERVICE-engine may have as many parts; no
 # template's hash has a vowel.
