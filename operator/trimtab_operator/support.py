@@ -68,14 +68,7 @@ def later(service: InferenceService, mode: Mode = "cluster") -> tuple[Waiting, .
 
 def run_findings(run: TuningRun) -> tuple[Finding, ...]:
     """Everything of a run that cannot be carried out; empty when its candidates may be tried."""
-    found: list[Finding] = []
-    if run.spec.evaluator != "Live":
-        found.append(
-            Finding(
-                "spec.evaluator", run.spec.evaluator, "this release carries out Live only; create another run"
-            )
-        )
-    if run.spec.workload.type != "Recorded":
-        allowed = "this release replays no traces; create another run without it"
-        found.append(Finding("spec.workload.type", run.spec.workload.type, allowed))
-    return tuple(found)
+    if run.spec.evaluator != "Shadow":
+        return ()
+    allowed = "this release carries out Live and Simulator only; create another run"
+    return (Finding("spec.evaluator", run.spec.evaluator, allowed),)

@@ -22,6 +22,8 @@ from trimtab_operator.errors import InvalidResource
 from trimtab_operator.plan import runs
 from trimtab_operator.plan.live import spec_config
 from trimtab_operator.plan.pods import rfc3339
+from trimtab_operator.plan.tuner_pod import Tuner
+from trimtab_operator.plan.worker_job import arguments, job
 from trimtab_tuner.cluster.objects import run_of
 
 Json = dict[str, Any]
@@ -73,12 +75,10 @@ def watched(made: TuningRun) -> Any:
     return index.put(made.raw)
 
 
-def unsupported(made: TuningRun) -> Any:
-    """What its conditions say of it, and whether it acts."""
-    acts = runs.acting([made], T0) is not None
-    status = runs.run_status(made, acts=acts, refusal=None, now=rfc3339(T0))
-    stalled = next(c for c in status["conditions"] if c["type"] == names.STALLED)
-    return acts, stalled["status"], stalled["reason"]
+def mounted_trace(made: TuningRun) -> Any:
+    """The ConfigMap that its worker mounts."""
+    volumes = job(tunable(), made, Tuner(), 60.0)["spec"]["template"]["spec"]["volumes"]
+    return next((volume["configMap"] for volume in volumes if "configMap" in volume), {})
 
 
 def over_after_an_hour(made: TuningRun) -> Any:
@@ -98,12 +98,13 @@ class Binding:
     want: Any
 
 
-UNSUPPORTED = (False, "True", names.UNSUPPORTED)
 TRACE = {"workload": {"type": "Trace", "traceRef": {"name": "t", "key": "k"}}}
 OUT_OF_BOUNDS = trying(maxNumBatchedTokens=1024)
 PROBES = {
     "service": Binding(watched, {"service": "other"}, Key("team", "other")),
-    "evaluator": Binding(unsupported, {"evaluator": "Shadow"}, UNSUPPORTED),
+    "evaluator": Binding(
+        trying(maxNumBatchedTokens=128), {"evaluator": "Simulator"}, ["the run's spec.evaluator"]
+    ),
     "parameters[].name": Binding(
         trying(schedulingPolicy="priority"),
         {"parameters": [BUDGET]},
@@ -124,10 +125,12 @@ PROBES = {
     ),
     "maxTrials": Binding(trying(2, maxNumBatchedTokens=128), {"maxTrials": 2}, ["status.candidate.trial"]),
     "timeLimit": Binding(over_after_an_hour, {"timeLimit": "30m"}, ("Stopped", 1800)),
-    "workload.type": Binding(unsupported, TRACE, UNSUPPORTED),
+    "workload.type": Binding(lambda made: "--trace" in arguments(made, Tuner()), TRACE, True),
     "workload.slice": Binding(lambda made: run_of(made.raw).slice_s, {"workload": {"slice": "1m30s"}}, 90.0),
-    "workload.traceRef.name": Binding(unsupported, TRACE, UNSUPPORTED),
-    "workload.traceRef.key": Binding(unsupported, TRACE, UNSUPPORTED),
+    "workload.traceRef.name": Binding(lambda made: mounted_trace(made).get("name"), TRACE, "t"),
+    "workload.traceRef.key": Binding(
+        lambda made: arguments(made, Tuner())[-1], TRACE, "/var/run/trimtab/trace/k"
+    ),
 }
 
 
