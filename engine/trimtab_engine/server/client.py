@@ -228,6 +228,7 @@ class EngineClient:
             raise self.death or NotReady("the model is still loading", retry_after_s=2)
         # Before death: a drain ends the engine, and who comes then shall go elsewhere, not see a failure.
         if not self.lifecycle.takes_requests and self.lifecycle.phase is not Phase.DEAD:
+            self.lifecycle.refused()
             raise Draining("the server is shutting down; try another replica", retry_after_s=1)
         if self.death is not None:
             raise self.death

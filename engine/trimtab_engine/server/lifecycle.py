@@ -26,6 +26,7 @@ class Phase(StrEnum):
 
 
 _ORDER = tuple(Phase)
+LINGER_S = 1.0  # without a request: then endpoints have forgotten us
 
 
 class Lifecycle:
@@ -35,6 +36,8 @@ class Lifecycle:
         self._now = now
         self._leaving_since_s = 0.0
         self._hold_until_s = 0.0
+        self._refusing_since_s = 0.0
+        self._refused_s = 0.0  # the last time
         self.phase = Phase.LOADING
         self.loaded = False
         self.reason: str | None = None  # of DEAD
@@ -51,6 +54,8 @@ class Lifecycle:
             self.loaded = True
         if phase is Phase.LEAVING:
             self._leaving_since_s = self._now()
+        if phase is Phase.REFUSING:
+            self._refusing_since_s = self._now()
         self.phase = phase
         self.reason = reason
         return True
@@ -75,6 +80,16 @@ class Lifecycle:
     def leaves_for_s(self, leaving_time_s: float) -> float:
         """How long new requests are still served, if nothing is held further: `leaving_time_s` with `/ready` saying no."""
         return max(self._leaving_since_s, self._hold_until_s) + leaving_time_s - self._now()
+
+    def refused(self) -> None:
+        """Note that somebody came and was refused."""
+        self._refused_s = self._now()
+
+    def lingers_for_s(self, leaving_time_s: float) -> float:
+        """How long to stay when nothing runs any more: while somebody is still sent here, a 503 is better than a door that closes
+        in the middle of a request. No longer than `leaving_time_s` after the first refusal."""
+        nobody_since_s = max(self._refusing_since_s, self._refused_s)
+        return min(self._refusing_since_s + leaving_time_s, nobody_since_s + LINGER_S) - self._now()
 
     def progress(
         self,

@@ -260,6 +260,7 @@ class _Server:
                 state.client.fail_open(f"the server stopped: {why} ended this request")
                 if not self._forced:
                     await self._finish(FLUSH_S)
+            await self._linger()
         if state.lifecycle.phase is Phase.DEAD:
             return 1
         stall = state.client.progress.stall(time.monotonic())
@@ -278,6 +279,13 @@ class _Server:
             if self._forced_event.is_set() or state.client.dead.is_set():
                 return
             if state.lifecycle.held and state.client.progress.stall(time.monotonic()) is not None:
+                return
+            await self._pause(min(left_s, HOLD_LOOK_S))
+
+    async def _linger(self) -> None:
+        """Stay a moment with nothing to do but refuse."""
+        while (left_s := self.state.lifecycle.lingers_for_s(self._options.leaving_time_s)) > 0:
+            if self._forced_event.is_set() or self.state.client.dead.is_set():
                 return
             await self._pause(min(left_s, HOLD_LOOK_S))
 

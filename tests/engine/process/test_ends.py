@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
@@ -12,6 +13,7 @@ import httpx
 from support.engine_server import start_engine, wait_until
 from support.streams import StreamedCompletion
 from trimtab_engine.core.live import LiveConfig
+from trimtab_engine.server.lifecycle import LINGER_S
 from trimtab_engine.step_record import read, replay
 
 
@@ -103,6 +105,17 @@ def test_a_held_engine_serves_on_after_the_signal_until_the_hold_ends(tiny_model
         assert served.headers["connection"] == "close"
         assert hold({"hold_s": 0}).json() == {"ready": False, "phase": "leaving"}
         assert server.process.wait(30.0) == 0
+
+
+def test_who_is_still_sent_here_when_all_is_done_meets_a_503_and_no_closed_door(tiny_model: Path) -> None:
+    with start_engine(tiny_model, "--leaving-time", "1.5", "--log-format", "json") as server:
+        os.kill(server.pid, signal.SIGTERM)
+        assert server.process.wait(30.0) == 0
+        ended = datetime.now(UTC)
+        lines = [json.loads(line) for line in server.log.splitlines()]
+    [refusing] = [line for line in lines if line["message"] == "draining"]
+    assert refusing["open"] == 0
+    assert ended - datetime.fromisoformat(refusing["time"]) >= timedelta(seconds=LINGER_S)
 
 
 def test_a_hold_does_not_outlive_the_engine_process(tiny_model: Path) -> None:

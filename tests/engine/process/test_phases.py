@@ -8,7 +8,7 @@ import pytest
 
 from support.clock import Clock
 from trimtab_engine.server.health import Progress
-from trimtab_engine.server.lifecycle import Lifecycle, Phase
+from trimtab_engine.server.lifecycle import LINGER_S, Lifecycle, Phase
 
 
 def test_phases_only_move_forward() -> None:
@@ -71,6 +71,24 @@ def test_a_hold_puts_leaving_off_and_its_end_leaves_the_whole_leaving_time() -> 
     lifecycle.advance(Phase.REFUSING)
     assert not lifecycle.hold(15.0)
     assert not lifecycle.ready
+
+
+def test_a_server_stays_while_requests_still_come_to_be_refused_but_not_for_ever() -> None:
+    clock = Clock()
+    lifecycle = Lifecycle(clock)
+    for phase in (Phase.READY, Phase.LEAVING, Phase.REFUSING):
+        lifecycle.advance(phase)
+    assert lifecycle.lingers_for_s(5.0) == LINGER_S
+    assert lifecycle.lingers_for_s(0.0) == 0.0, "without a leaving time nobody sends requests by old lists"
+    for clock.now_s in (100.5, 101.25, 102.0):
+        lifecycle.refused()
+        assert lifecycle.lingers_for_s(5.0) == LINGER_S
+    clock.now_s = 104.5
+    lifecycle.refused()
+    assert lifecycle.lingers_for_s(5.0) == 0.5, "the leaving time once more, and no longer"
+    clock.now_s = 160.0  # a long drain
+    lifecycle.refused()
+    assert lifecycle.lingers_for_s(5.0) < 0
 
 
 def test_an_idle_engine_never_stalls() -> None:
