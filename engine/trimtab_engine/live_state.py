@@ -7,6 +7,7 @@ Rules, for a document (generation, source, config, lease):
   generation above all seen so far        taken: without a lease as the new incumbent (any candidate ends: a deliberate
                                           change wins over a trial), with one as the candidate
   same generation, same content           nothing changes; for a running candidate its lease is renewed
+  more than MAX_RISE above them           GenerationConflict: whoever wrote that would leave no room for the numbers to come
   anything else                           GenerationConflict, nothing changes
 A candidate ends when its lease runs out, when it is ended by request, or when a new incumbent comes.
 """
@@ -21,6 +22,10 @@ from trimtab_engine.errors import ConfigError, GenerationConflict
 
 SOURCES = ("Spec", "Recommendation")
 MAX_LEASE_S = 120.0
+# Numbers rise by one, or by as much as engines and operator lost sight of each other: far less than this.
+MAX_RISE = 2**32
+# Below which the first number stays, which nothing can be compared with.
+FIRST_LIMIT = 2**61
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,11 @@ class LiveState:
         Call `expire(now)` first: a lease that has run out cannot be renewed. Raises GenerationConflict.
         """
         if document.generation > self.highest_generation:
+            if document.generation > self._most():
+                raise GenerationConflict(
+                    f"generation {document.generation} is not taken: numbers rise by at most {MAX_RISE} at a time, and this "
+                    f"engine has seen {self.highest_generation}"
+                )
             before = self.in_force
             self.highest_generation = document.generation
             if lease_s is None:
@@ -137,6 +147,10 @@ class LiveState:
             "boot_error": self.boot_error,
             "highest_generation": self.highest_generation,
         }
+
+    def _most(self) -> int:
+        """The largest number that is taken now."""
+        return self.highest_generation + MAX_RISE if self.highest_generation else FIRST_LIMIT - 1
 
     def _conflict(self, document: Versioned, lease_s: float | None) -> str:
         known = [d for d in (self.incumbent, self.in_force) if d.generation == document.generation]

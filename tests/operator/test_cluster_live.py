@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.pods import T0, moment, pod
 from support.services import resource, run_resource
 from trimtab_engine.core.live import Ceilings, LiveConfig
+from trimtab_engine.errors import GenerationConflict
 from trimtab_engine.live_state import LiveState, Versioned
 from trimtab_operator import names, schema
 from trimtab_operator.api import InferenceService, TuningRun
@@ -161,6 +163,35 @@ def test_the_number_is_in_the_config_map_before_any_engine_hears_of_it() -> None
     decision = world.round(act=False)
     assert json.loads(world.children[LIVE_MAP]["data"]["live.json"]) == decision.incumbent
     assert set(decision.calls) == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("place", ["live.json", "annotation", "status"])
+def test_a_number_that_somebody_wrote_leaves_room_for_every_later_edit(place: str) -> None:
+    world = started()
+    for number in (2**62 - 1, 2**61 - 1, 2**40):
+        before = max(engine.highest_generation for engine in world.engines.values())
+        live = world.children[LIVE_MAP]
+        if place == "live.json":
+            document = json.loads(live["data"]["live.json"]) | {"generation": number}
+            document["config"]["max_num_batched_tokens"] = 64
+            live["data"]["live.json"] = json.dumps(document)
+            for engine in world.engines.values():  # as the kubelet shows it to them
+                with pytest.raises(GenerationConflict, match="rise by at most"):
+                    engine.offer(versioned(document), None, world.now)
+        elif place == "annotation":
+            live["metadata"]["annotations"][names.ANNOTATION_HIGHEST] = str(number)
+        else:
+            desired = world.previous.engine.desired
+            assert desired is not None
+            world.previous = replace(
+                world.previous,
+                engine=replace(world.previous.engine, desired=replace(desired, generation=number)),
+            )
+        for tokens in (512, 1024):
+            world.spec["engine.maxNumBatchedTokens"] = tokens
+            world.settle()
+            assert budgets(world) == [tokens] * 3
+        assert max(engine.highest_generation for engine in world.engines.values()) <= before + 4
 
 
 def test_a_candidate_is_a_lease_and_never_enters_the_mounted_file() -> None:

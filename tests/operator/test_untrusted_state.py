@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from support.pods import T0, moment, pod
 from support.services import BUDGET_PARAMETER, resource, run_resource
 from support.spoiled import spoiled
+from trimtab_engine import live_state
 from trimtab_engine.core.live import Ceilings, LiveConfig
 from trimtab_engine.errors import ConfigError
 from trimtab_engine.live_state import LiveState, Versioned, check_generation
@@ -30,7 +31,7 @@ from trimtab_operator.errors import InvalidResource
 from trimtab_operator.plan import cluster, live_push, pods
 from trimtab_operator.plan import live as plan_live
 from trimtab_operator.plan.fleet import contenders
-from trimtab_operator.plan.live_record import NUMBER_LIMIT, is_number
+from trimtab_operator.plan.live_record import FIRST_LIMIT, MAX_RISE, NUMBER_LIMIT, is_number
 from trimtab_operator.plan.loading import describe
 from trimtab_operator.quantities import parse_quantity
 
@@ -247,6 +248,7 @@ def test_what_is_no_account_of_a_live_config_is_told_from_one(answers: Json, unt
 
 
 def test_engine_and_operator_agree_on_numbers() -> None:
+    assert (MAX_RISE, FIRST_LIMIT) == (live_state.MAX_RISE, live_state.FIRST_LIMIT)
     assert check_generation(NUMBER_LIMIT - 1) == NUMBER_LIMIT - 1
     with pytest.raises(ConfigError):
         check_generation(NUMBER_LIMIT)

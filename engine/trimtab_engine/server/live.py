@@ -14,7 +14,7 @@ from pathlib import Path
 
 from trimtab_engine.core.live import Ceilings, LiveConfig
 from trimtab_engine.errors import ConfigError, EngineDead, GenerationConflict
-from trimtab_engine.live_state import Versioned, check_generation, check_lease, check_source
+from trimtab_engine.live_state import FIRST_LIMIT, Versioned, check_generation, check_lease, check_source
 from trimtab_engine.messages import Applied
 from trimtab_engine.server import strict_json
 from trimtab_engine.server.client import EngineClient
@@ -72,6 +72,8 @@ def read_live_file(path: Path, ceilings: Ceilings) -> Versioned:
         raise ConfigError(f"{path}: {error.path}", error.value, error.allowed) from error
     if document.generation is None:
         raise ConfigError(f"{path}: generation", None, "an integer; only a push may leave the number to us")
+    if document.generation >= FIRST_LIMIT:
+        raise ConfigError(f"{path}: generation", document.generation, "an integer from 0 to 2^61-1")
     if document.lease_s is not None:
         raise ConfigError(
             f"{path}: lease_s", document.lease_s, "null: a file holds incumbents, never candidates"

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from trimtab_operator.plan.live_record import MAX_RISE
+
 Json = dict[str, Any]
 MAX_LEASE_S = 120.0
 
@@ -87,6 +89,11 @@ class ServiceLive:
                 )
             self.candidate = replace(current, until_s=now + lease_s)
             return self.candidate
+        if generation is not None and generation - self.highest > MAX_RISE:
+            raise GenerationConflict(
+                f"generation {generation} is not taken: numbers rise by at most {MAX_RISE} at a time, and this service has seen "
+                f"{self.highest}"
+            )
         self.highest = self.highest + 1 if generation is None else generation
         self.candidate = Candidate(Document(self.highest, source, config), now + lease_s, targets)
         return self.candidate

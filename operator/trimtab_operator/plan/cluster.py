@@ -35,7 +35,7 @@ from trimtab_operator.plan import monitors as plan_monitors
 from trimtab_operator.plan import shadow as plan_shadow
 from trimtab_operator.plan.drift import digest
 from trimtab_operator.plan.engine_flags import from_hub
-from trimtab_operator.plan.live_record import CandidateNumber, LiveRecord, candidate_key, is_number
+from trimtab_operator.plan.live_record import CandidateNumber, LiveRecord, candidate_key, is_number, reach
 from trimtab_operator.plan.look import Conclusion, Decision, Observed, Settings
 from trimtab_operator.plan.manifests import Context, farewell_s, manifests
 from trimtab_operator.plan.status import Facts, service_status
@@ -60,10 +60,11 @@ def decide(observed: Observed, settings: Settings, now: float, time: str) -> Dec
     superseded = chosen.why if chosen.superseded else None
     if superseded is not None:
         recommendation = None
-    record = LiveRecord.of(observed.child("ConfigMap", names.live_config_map(service.name)))
+    most = reach(int(read_back["highest_generation"]) for read_back in observed.read_backs.values())
+    record = LiveRecord.of(observed.child("ConfigMap", names.live_config_map(service.name))).within(most)
     floor = record.highest
     desired = observed.previous.engine.desired
-    if desired is not None and is_number(desired.generation):
+    if desired is not None and is_number(desired.generation) and desired.generation <= most:
         floor = max(floor, desired.generation)
     number, floor = _incumbent_number(record, chosen, floor)
 

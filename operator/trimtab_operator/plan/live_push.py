@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trimtab_operator.plan.live_record import is_number
+from trimtab_operator.plan.live_record import MAX_RISE, NUMBER_LIMIT, is_number
 
 Json = Mapping[str, Any]
 
@@ -58,6 +58,7 @@ def is_read_back(answer: Json) -> bool:
     trying = answer.get("candidate")
     return (
         is_number(answer.get("highest_generation"))
+        and answer["highest_generation"] < NUMBER_LIMIT - MAX_RISE  # there must be a next one
         and all(_is_document(answer.get(name)) for name in ("incumbent", "in_force"))
         and (trying is None or (_is_document(trying) and _is_moment(trying.get("until"))))
     )

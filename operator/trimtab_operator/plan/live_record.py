@@ -7,7 +7,7 @@ restarted operator renews the same lease. Edits by hand are read as far as they 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ Json = dict[str, Any]
 #: Below which every number stays, for the engine too (`trimtab_engine.live_state`). One that somebody else wrote beyond it counts
 #: as none: there must always be a next one, and the API server holds 64 bits.
 NUMBER_LIMIT = 2**62
+#: As in the engine: how far above all it has seen it takes a number, and below which it takes its first one.
+MAX_RISE, FIRST_LIMIT = 2**32, 2**61
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,18 @@ class LiveRecord:
         )
         return cls(document, highest, candidate)
 
+    def within(self, reach: int) -> LiveRecord:
+        """Without numbers above `reach`: engines would not take them, nor any after them."""
+        document = self.document if self.document is None or self.document["generation"] <= reach else None
+        candidate = self.candidate if self.candidate is None or self.candidate.generation <= reach else None
+        if document is self.document and candidate is self.candidate and self.highest <= reach:
+            return self
+        known = [
+            0 if document is None else document["generation"],
+            0 if candidate is None else candidate.generation,
+        ]
+        return LiveRecord(document, self.highest if self.highest <= reach else max(known), candidate)
+
     def annotations(self) -> dict[str, str]:
         """What is written beside live.json."""
         found = {names.ANNOTATION_HIGHEST: str(self.highest)}
@@ -70,6 +84,12 @@ class LiveRecord:
 def candidate_key(run_uid: str, candidate: Candidate) -> str:
     """The same candidate of the same run, however often it is read."""
     return digest({"run": run_uid, "trial": candidate.trial, "config": candidate.config})
+
+
+def reach(seen: Iterable[int]) -> int:
+    """The largest number that can be ours, by what engines say that they have seen: half of what they would take."""
+    highest = max(seen, default=0)
+    return highest + MAX_RISE // 2 if highest else FIRST_LIMIT - 1
 
 
 def is_number(value: object) -> bool:

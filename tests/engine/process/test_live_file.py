@@ -31,6 +31,15 @@ def test_a_broken_file_is_an_error_that_names_it(tmp_path: Path, content: bytes)
         live.read_live_file(path, CEILINGS)
 
 
+def test_a_file_whose_number_leaves_no_room_is_an_error_that_names_number_and_range(tmp_path: Path) -> None:
+    path = tmp_path / "live.json"
+    write(path, 2**61 - 1)
+    assert live.read_live_file(path, CEILINGS).generation == 2**61 - 1
+    write(path, 2**61)
+    with pytest.raises(ConfigError, match=r"live\.json: generation.*2\^61-1"):
+        live.read_live_file(path, CEILINGS)
+
+
 def write(path: Path, generation: int) -> None:
     document = {"generation": generation, "source": "Spec", "config": LiveConfig().to_json()}
     path.write_text(json.dumps(document))

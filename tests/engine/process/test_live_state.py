@@ -14,7 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from trimtab_engine.core.live import Ceilings, LiveConfig
 from trimtab_engine.errors import ConfigError, GenerationConflict
 from trimtab_engine.live_state import (
+    FIRST_LIMIT,
     MAX_LEASE_S,
+    MAX_RISE,
     LiveState,
     Versioned,
     check_generation,
@@ -51,6 +53,27 @@ def test_a_generation_that_is_not_new_conflicts_and_changes_nothing(generation: 
     with pytest.raises(GenerationConflict, match=f"generation {generation}"):
         state.offer(document(generation), None, now=0.0)
     assert snapshot(state) == before
+
+
+@pytest.mark.parametrize("lease_s", [None, 10.0])
+def test_a_generation_far_above_all_seen_conflicts_so_that_later_ones_have_room(
+    lease_s: float | None,
+) -> None:
+    state = fresh()
+    before = snapshot(state)
+    for generation in (2**62 - 1, START.generation + MAX_RISE + 1):
+        with pytest.raises(GenerationConflict, match="rise by at most"):
+            state.offer(document(generation), lease_s, now=0.0)
+        assert snapshot(state) == before
+    assert state.offer(document(START.generation + MAX_RISE), lease_s, now=0.0)
+
+
+def test_an_engine_that_has_seen_none_takes_any_first_generation_with_room_above() -> None:
+    state = LiveState(replace(START, generation=0), Ceilings())
+    with pytest.raises(GenerationConflict):
+        state.offer(document(FIRST_LIMIT), None, now=0.0)
+    assert state.offer(document(FIRST_LIMIT - 1), None, now=0.0)
+    assert state.offer(document(FIRST_LIMIT), None, now=0.0)
 
 
 def test_the_incumbent_again_is_no_conflict_and_no_change() -> None:

@@ -44,10 +44,11 @@ def test_candidate_is_renewed_under_its_number_and_ends_when_it_is_not() -> None
     [
         (7, 64, 0, "has seen 8"),
         (3, 64, 0, "has seen 8"),
+        (2**62, 64, 0, "rise by at most"),
         (8, 65, 0, "other content"),
         (8, 64, 99, "lease under that number has ended"),
     ],
-    ids=["incumbents", "old", "content", "ended"],
+    ids=["incumbents", "old", "far above", "content", "ended"],
 )
 def test_number_that_is_not_new_is_refused(generation: int, budget: int, now: float, wants: str) -> None:
     live = ServiceLive(START)
