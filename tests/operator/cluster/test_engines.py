@@ -29,16 +29,20 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
 @contextmanager
-def engine(answer: Answer, asked: list[tuple[str, Json]] | None = None) -> Iterator[Json]:
-    """A pod whose admin port answers every request by `answer`, and notes bodies in `asked`."""
+def engine(
+    answer: Answer, asked: list[tuple[str, Json]] | None = None, *, headless: bool = False
+) -> Iterator[Json]:
+    """A pod whose admin port answers every request by `answer`, and notes bodies in `asked`. `headless`: what is
+    answered begins with the status line."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             if asked is not None:
                 asked.append((self.path, json.loads(body)))
-            self.send_response(200)
-            self.end_headers()
+            if not headless:
+                self.send_response(200)
+                self.end_headers()
             answer(self)
 
         do_PUT = do_GET
@@ -123,3 +127,30 @@ def test_any_other_answer_counts_as_none_and_holds_nobody_up(
         assert asking.loading({"a": pod}) == {}
         said = asking.say({"a": pod}, {"a": (Push(DOCUMENT),)})
         assert isinstance(said["a"], EngineUnreachable)
+
+
+@pytest.mark.parametrize(
+    "begin", [b"HTTP/1.1 200 OK\r\nX-Slow: ", b"HTT", b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 "]
+)
+def test_headers_that_drip_hold_nobody_up(
+    asking: Engines, begin: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "ANSWER_S", 1.0)
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(begin)
+        for_ever(b"x", 0.05)(handler)
+
+    with engine(answer, headless=True) as pod, engine(says(ACCOUNT)) as good:
+        assert asking.read_backs({"a": pod, "b": good}) == {"b": ACCOUNT}
+        said = asking.say({"a": pod}, {"a": (Push(DOCUMENT),)})
+        assert isinstance(said["a"], EngineUnreachable)
+
+
+def test_a_connection_is_cut_no_sooner_than_its_time_is_over(asking: Engines) -> None:
+    def slowly(handler: BaseHTTPRequestHandler) -> None:
+        threading.Event().wait(1.0)
+        handler.wfile.write(json.dumps(ACCOUNT).encode())
+
+    with engine(slowly) as pod:
+        assert asking.read_backs({"a": pod}) == {"a": ACCOUNT}
