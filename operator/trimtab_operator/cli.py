@@ -15,7 +15,7 @@ from pathlib import Path
 from trimtab_operator import documents, render, schema, support
 from trimtab_operator.api import InferenceService, TuningRun
 from trimtab_operator.api.status import Resolved
-from trimtab_operator.errors import OperatorError, Waiting
+from trimtab_operator.errors import Finding, OperatorError, Waiting
 from trimtab_operator.names import RUN_KIND
 from trimtab_operator.plan.manifests import Context
 from trimtab_operator.plan.tuner_pod import Tuner
@@ -189,9 +189,10 @@ def _validate(arguments: argparse.Namespace) -> int:
         old = schema.validate(before, what=named)
     resource, what = documents.read(arguments.filename)
     full = schema.validate(resource, old, None if old is None else old["kind"], what)
+    findings: tuple[Finding, ...] = ()
     waiting: tuple[Waiting, ...] = ()
     if full["kind"] == RUN_KIND:
-        findings = support.run_findings(TuningRun.parse(full))
+        TuningRun.parse(full)  # raises what the schema cannot say
     else:
         service = InferenceService.parse(full)
         findings, waiting = support.findings(service, "cluster"), support.later(service)

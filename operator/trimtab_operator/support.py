@@ -1,14 +1,13 @@
 """What is valid but cannot be carried out yet, or not in this mode: clear findings instead of silence.
 
-`findings` and `run_findings` stop a service or a run: in a cluster condition Stalled/Unsupported, in local mode an error. `later`
-stops nothing: the service is served, and its conditions (`plan.status`), `validate` and `render` name the fields that wait.
+`findings` stop a service: in a cluster condition Stalled/Unsupported, in local mode an error. `later` stops nothing: the service is served, and its conditions (`plan.status`), `validate` and `render` name the fields that wait.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-from trimtab_operator.api import InferenceService, TuningRun
+from trimtab_operator.api import InferenceService
 from trimtab_operator.api.service import Limits
 from trimtab_operator.errors import Finding, Unsupported, Waiting
 
@@ -60,15 +59,7 @@ def later(service: InferenceService, mode: Mode = "cluster") -> tuple[Waiting, .
             found.append(Waiting("spec.tuning.nightly", tuning.nightly.schedule, by_hand))
         if tuning.drift.enabled:
             found.append(Waiting("spec.tuning.drift.enabled", True, by_hand))
-    if limits.extra_replicas != usual.extra_replicas:
-        allowed = f"this release adds no replicas for a run; {usual.extra_replicas} until it does"
-        found.append(Waiting("spec.tuning.limits.extraReplicas", limits.extra_replicas, allowed))
+        if limits.extra_replicas != usual.extra_replicas:
+            allowed = "local mode adds no engines for a run"
+            found.append(Waiting("spec.tuning.limits.extraReplicas", limits.extra_replicas, allowed))
     return tuple(found)
-
-
-def run_findings(run: TuningRun) -> tuple[Finding, ...]:
-    """Everything of a run that cannot be carried out; empty when its candidates may be tried."""
-    if run.spec.evaluator != "Shadow":
-        return ()
-    allowed = "this release carries out Live and Simulator only; create another run"
-    return (Finding("spec.evaluator", run.spec.evaluator, allowed),)

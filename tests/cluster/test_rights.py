@@ -27,6 +27,7 @@ from support.cluster.story import (
     engines,
     service,
     start_run,
+    tuning_run,
     wait_condition,
     wait_ready,
     wait_until,
@@ -119,7 +120,8 @@ def test_a_services_whole_life_under_the_restricted_level_uses_every_right_and_i
         kubectl.apply(pod("not-restricted", SLEEP))
 
     # The image holds the model, since the restricted level allows no hostPath.
-    made = service(tiny_model, replicas=2, tuning={**TUNABLE, "nightly": {"schedule": "@yearly"}}, podTemplate={},
+    tuning = {**TUNABLE, "nightly": {"schedule": "@yearly"}, "limits": {"extraReplicas": 1}}
+    made = service(tiny_model, replicas=2, tuning=tuning, podTemplate={},
                    security={"apiKeySecretRef": {"name": "keys"}})  # fmt: skip
     kubectl.apply(made)
     found = wait_condition(kubectl, "Ready", "False", names.FAILED_MOUNT)
@@ -138,6 +140,12 @@ def test_a_services_whole_life_under_the_restricted_level_uses_every_right_and_i
     wait_until(lambda: budgets(at_home, kubectl) == [128, 128])
     kubectl("delete", "trun", "chat-1")
     wait_until(lambda: budgets(at_home, kubectl) == [256, 256])
+    kubectl.apply(tuning_run("aside", worker=False, evaluator="Shadow"))
+    shadow = f"{OURS}=chat.shadow"
+    wait_until(lambda: len(kubectl.items("deployments,services,networkpolicies", "-l", shadow)) == 3)
+    kept = json.dumps({"status": {"result": {"verdict": "KeptIncumbent"}}})
+    kubectl("patch", "trun", "aside", "--subresource=status", "--type=merge", "-p", kept)
+    wait_until(lambda: kubectl.items("deployments,services,networkpolicies", "-l", shadow) == [])
     write_switch(kubectl, "of")
     wait_until(lambda: "InvalidFleetSwitch" in {e["reason"] for e in kubectl.within(HOME).items("events")})
     kubectl.within(HOME)("delete", "configmap", rights.FLEET_CONFIG_MAP)

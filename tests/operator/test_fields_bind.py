@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from trimtab_operator.api.status import Condition, Resolved, ServiceStatus
 from trimtab_operator.cluster.observe import Key
 from trimtab_operator.cluster.slo import SloWatch
 from trimtab_operator.errors import InvalidResource
-from trimtab_operator.plan import cluster, made_runs, monitors, nightly, tuning_drift
+from trimtab_operator.plan import cluster, made_runs, monitors, nightly, shadow, tuning_drift
 from trimtab_operator.plan.engine_flags import Placement, engine_arguments
 from trimtab_operator.plan.live import Switch, effective, live_document, recommend
 from trimtab_operator.plan.manifests import Context, manifests
@@ -323,7 +323,6 @@ PROBES: dict[str, Binding] = {
     ),
     "suspend": Binding(manifest("Deployment", "spec", "replicas"), True, 0),
 }
-NOT_YET = ("False", names.NOT_YET_SUPPORTED)
 MAY_TUNE = {"tuning": {"mode": "Apply", "parameters": [BUDGET_PARAMETER]}}
 TARGET = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web"}
 TRACE = {"workload": "Trace", "traceRef": {"name": "t", "key": "k"}}
@@ -370,10 +369,9 @@ def runs_kept_of_twelve(s: InferenceService) -> int:
     return 12 - len(made_runs.superfluous(runs, s.spec.tuning.run_history_limit))
 
 
-def waits(path: str, value: Any, named: str) -> tuple[str, Binding]:
-    """A field of spec.tuning that this release says it does not act on yet, under the name `named`."""
-    want = (*NOT_YET, [f"spec.tuning.{named}"])
-    return path, Binding(told(names.TUNING_READY), value, want, MAY_TUNE)
+def engines_of_a_run(s: InferenceService) -> int:
+    """How many a Shadow run would get beside three replicas."""
+    return shadow.size(replace(s, spec=replace(s.spec, replicas=3)))
 
 
 def not_during(**changes: str) -> dict[str, Any]:
@@ -395,6 +393,7 @@ def quiet_until(s: InferenceService) -> str | None:
 
 
 PROBES |= {
+    "tuning.limits.extraReplicas": Binding(engines_of_a_run, {"extraReplicas": 2}, 2, MAY_TUNE),
     "slo.window": Binding(asked, "1m", [60.0]),
     **{f"targetRef.{name}": Binding(unsupported, TARGET, ["spec.targetRef"]) for name in TARGET},
     "tuning.nightly.schedule": scheduled("schedule", {"schedule": "@weekly"}, "@weekly"),
@@ -413,11 +412,6 @@ PROBES |= {
         drift_run_after_two_windows, {"enabled": True, "windows": 2}, True, DRIFT
     ),
     "tuning.runHistoryLimit": Binding(runs_kept_of_twelve, 2, 2, MAY_TUNE),
-    **dict(
-        [
-            waits("tuning.limits.extraReplicas", {"extraReplicas": 1}, "limits.extraReplicas"),
-        ]
-    ),
     **{
         f"tuning.limits.notDuring[].{name}": Binding(
             quiet_until,

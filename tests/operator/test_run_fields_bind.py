@@ -32,10 +32,10 @@ BUDGET = {"name": "maxNumBatchedTokens", "min": 64, "max": 512}
 CHOICES = {"name": "schedulingPolicy", "choices": ["fcfs", "priority"]}
 
 
-def tunable() -> Any:
+def tunable(mode: str = "Apply") -> Any:
     return service(
         tuning={
-            "mode": "Apply",
+            "mode": mode,
             "parameters": [BUDGET_PARAMETER, {**CHOICES, "choices": ["fcfs", "priority", "sla-aware"]}],
         }
     )
@@ -55,13 +55,13 @@ def candidate(trial: int = 0, **values: Any) -> Json:
     }
 
 
-def trying(trial: int = 0, **values: Any) -> Probe:
-    """What of `values` goes out, or the path under which it is refused."""
+def trying(trial: int = 0, mode: str = "Apply", **values: Any) -> Probe:
+    """What of `values` goes out, or the path under which it is refused; `mode` is the service's."""
 
     def probe(made: TuningRun) -> Any:
         tried = run(candidate(trial, **values), **made.raw["spec"])
         try:
-            found = runs.offer(tunable(), tried, T0 + 1)
+            found = runs.offer(tunable(mode), tried, T0 + 1)
         except InvalidResource as error:
             return [finding.path for finding in error.errors]
         assert found is not None

@@ -22,12 +22,12 @@
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [roles, rolebindings]
   verbs: [get, list, watch, create, patch, delete]
-# What is always wanted is deleted by the garbage collector alone.
+# What is always wanted is deleted by the garbage collector alone. Deployments and Services also stand for the length of a Shadow run.
 - apiGroups: [""]
-  resources: [configmaps, services]
+  resources: [configmaps]
   verbs: [get, list, watch, create, patch]
 - apiGroups: [""]
-  resources: [serviceaccounts]
+  resources: [services, serviceaccounts]
   verbs: [get, list, watch, create, patch, delete]
 # A tuning run's worker: made once, ended with its run, collected with it.
 - apiGroups: [batch]
@@ -42,7 +42,7 @@
   verbs: [list]
 - apiGroups: [apps]
   resources: [deployments]
-  verbs: [get, list, watch, create, patch]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch, delete]

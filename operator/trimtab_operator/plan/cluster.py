@@ -71,7 +71,7 @@ def decide(observed: Observed, settings: Settings, now: float, time: str) -> Dec
     acting = runs.acting(observed.runs, now, service)
     offered, why_not = _offer(observed, acting, record, now, chosen.config)
     refusal = refusal or why_not
-    shadow_plan = _shadow(observed, acting, pods_are.built.template, settings)
+    shadow_plan = _shadow(observed, acting, pods_are.built.template, settings, now)
     if observed.waits is not None or shadow_plan.ended is not None:
         offered = None
     targets = frozenset[str]()
@@ -344,13 +344,15 @@ def _targets(observed: Observed, record: LiveRecord) -> frozenset[str]:
 
 
 def _shadow(
-    observed: Observed, acting: TuningRun | None, template: Json, settings: Settings
+    observed: Observed, acting: TuningRun | None, template: Json, settings: Settings, now: float
 ) -> plan_shadow.Plan:
     """What to do about the engines of Shadow runs; they stand only while the run they belong to may act."""
     service = observed.service
-    run = acting if plan_shadow.asks_for(acting) and observed.waits is None else None
-    if plan_live.switch(service.metadata.annotations, observed.fleet).state != "active":
-        run = None
+    halted = plan_live.switch(service.metadata.annotations, observed.fleet).state != "active"
+    quiet = quiet_times.in_force(service.spec.tuning.limits, now) is not None
+    goes_on = run_account.goes_on(observed, acting, now)
+    waits = observed.waits is not None or halted or quiet or not goes_on
+    run = acting if plan_shadow.asks_for(acting) and not waits else None
     context = Context(operator_namespace=settings.operator_namespace, hub=settings.hub)
     replicas = {replica.name: replica for replica in _replicas(observed, observed.shadow.pods)}
     return plan_shadow.plan(service, run, observed.shadow, template, _replicas(observed), replicas, context)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from trimtab_operator import names, support
+from trimtab_operator import names
 from trimtab_operator.api import InvalidRun, TuningRun
 from trimtab_operator.plan.live import Switch
 from trimtab_operator.plan.pods import unix
@@ -83,7 +83,6 @@ class Contender:
             over=run.deleting
             or run.judged
             or run.status.phase in FINISHED
-            or bool(support.run_findings(run))
             or names.NOT_ALLOWED_BY_SERVICE in reasons,
             refused=refused,
             holds=run.status.applied is not None or begun(run),

@@ -5,13 +5,14 @@ Between `runs` and `workers`, which know one run each, and `cluster`, which know
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from trimtab_operator import names
 from trimtab_operator.api import TuningRun
 from trimtab_operator.api.run import AppliedCandidate
 from trimtab_operator.plan import live as plan_live
-from trimtab_operator.plan import pods, quiet_times, runs, verdicts, workers
+from trimtab_operator.plan import pods, quiet_times, runs, shadow, verdicts, workers
 from trimtab_operator.plan.look import Decision, Observed
 
 Json = dict[str, Any]
@@ -46,6 +47,13 @@ def works(observed: Observed, run: TuningRun | None, now: float) -> bool:
     return worker(observed, run, now)[0].state in ("starting", "running")
 
 
+def goes_on(observed: Observed, run: TuningRun | None, now: float) -> bool:
+    """Whether the run has a worker that is not over, may have one, or wants none of ours."""
+    if run is None:
+        return False
+    return not workers.wanted(run) or works(observed, run, now) or may_begin(observed, run, now)
+
+
 def moments(observed: Observed, decision: Decision, now: float) -> list[float]:
     """When something about workers is to be looked at that no watch may show, Unix."""
     account, _ = worker(observed, decision.acting_run, now)
@@ -66,6 +74,9 @@ def statuses(observed: Observed, decision: Decision, time: str) -> dict[str, Jso
             continue
         acts = decision.acting_run is not None and run.uid == decision.acting_run.uid
         account, obstacle = worker(observed, run if acts else None, pods.unix(time))
+        if acts and shadow.asks_for(run):
+            obstacle = _engines(observed, decision) or obstacle
+            account = replace(account, since=account.since or observed.shadow.since(run))
         waits = None
         if acts and observed.waits is not None:
             waits = (names.WAITING_FOR_TURN, observed.waits)
@@ -86,8 +97,19 @@ def statuses(observed: Observed, decision: Decision, time: str) -> dict[str, Jso
             worker=account,
             obstacle=obstacle if acts else _behind(observed, decision, run),
             outcome=_outcome(observed, decision, run),
+            ended=decision.shadow.ended if acts else None,
         )
     return found
+
+
+def _engines(observed: Observed, decision: Decision) -> workers.Obstacle | None:
+    """What keeps the acting run's own engines from being there."""
+    plan = decision.shadow
+    if plan.changes.taken:
+        return workers.Obstacle(names.NAME_TAKEN, "; ".join(map(str, plan.changes.taken)), stalled=True)
+    if observed.shadow_problem is not None:
+        return workers.Obstacle(*observed.shadow_problem, stalled=True)
+    return None if plan.waits is None else workers.Obstacle(*plan.waits)
 
 
 def _behind(observed: Observed, decision: Decision, run: TuningRun) -> workers.Obstacle | None:
@@ -122,4 +144,6 @@ def _trial_in_force(observed: Observed, decision: Decision) -> AppliedCandidate 
         and candidate["generation"] == number
     ]
     until = pods.rfc3339(max(leases)) if leases else None
-    return AppliedCandidate(number, f"{len(leases)}/{len(decision.targets)}", until)
+    own = shadow.asks_for(decision.acting_run)
+    meant = decision.shadow.size if own else len(decision.targets)
+    return AppliedCandidate(number, f"{len(leases)}/{meant}", until)

@@ -71,7 +71,6 @@ def acting(
         and not run.judged
         and run.status.phase not in FINISHED
         and not _overdue(run, now)
-        and not support.run_findings(run)
         and not (service is not None and workers.not_allowed(service, run))
     ]
     return min(alive, key=lambda run: (not begun(run), created_s(run), run.name), default=None)
@@ -95,7 +94,7 @@ def offer(
     if candidate is None or until_s(run) <= now:
         return None
     standing = incumbent or plan_live.spec_config(service.spec)
-    findings = _tuning_findings(service, fleet) + _run_findings(run, standing)
+    findings = _tuning_findings(service, run, fleet) + _run_findings(run, standing)
     if findings:
         raise InvalidResource(findings, "the candidate")
     _judged(service, candidate.config, "status.candidate")
@@ -103,13 +102,16 @@ def offer(
     return Offer(run, {**standing, **wanted}, until_s(run))
 
 
-def _tuning_findings(service: InferenceService, fleet: plan_live.Switch) -> list[Finding]:
-    """Why nothing may be tried on the service now."""
+def _tuning_findings(service: InferenceService, run: TuningRun, fleet: plan_live.Switch) -> list[Finding]:
+    """Why nothing may be tried on the service, or on engines of the run's own, now."""
     tuning, findings = service.spec.tuning, []
     halt = plan_live.switch(service.metadata.annotations, fleet)
     if halt.state != "active":
         findings.append(Finding(halt.by, halt.state, "active, to try a candidate"))
-    if tuning.mode not in ("Canary", "Apply"):
+    if run.spec.evaluator == "Shadow":
+        if tuning.mode == "Off":
+            findings.append(Finding("spec.tuning.mode", "Off", "any other, to try a candidate"))
+    elif tuning.mode not in ("Canary", "Apply"):
         findings.append(Finding("spec.tuning.mode", tuning.mode, "Canary or Apply, to try a candidate"))
     return findings
 
@@ -187,13 +189,19 @@ def run_status(
     worker: Account = Account(),  # noqa: B008  it is frozen
     obstacle: Obstacle | None = None,
     outcome: str = "",
+    ended: tuple[str, str] | None = None,
 ) -> Json:
     """The operator's part of a run's status; `applied` says what came of its candidate, when it is in force. `unserved` says
     why nothing is done for its service; `waits` is (reason, message) of what its candidate, or its result, waits for; `obstacle` keeps
-    it, or its worker, from beginning; `outcome` is what came of its result, in a sentence."""
+    it, or its worker, from beginning; `outcome` is what came of its result, in a sentence; `ended` is (reason, message) of what stops
+    it before it has one."""
     phase = _phase(run, acts and waits is None, unix(now), worker, held=waits is not None)
+    if ended is not None and not run.judged and phase not in FINISHED:
+        phase = "Stopped"
     candidate = run.status.candidate
-    wanted = _conditions(run, phase, _End(worker, outcome), refusal, unserved, unix(now), waits, obstacle)
+    wanted = _conditions(
+        run, phase, _End(worker, outcome, ended), refusal, unserved, unix(now), waits, obstacle
+    )
     # A finished run keeps what its engines ran when it ended.
     kept = run.status.summary.incumbent if phase in FINISHED else None
     status = RunStatus(
@@ -275,6 +283,7 @@ class _End:
 
     worker: Account
     outcome: str
+    stopped: tuple[str, str] | None = None
 
     def of(self, run: TuningRun, now: float) -> tuple[str, str]:
         """Reason and message. A run that was over before keeps what was said then: its worker's traces go sooner than it does."""
@@ -285,11 +294,13 @@ class _End:
             assert run.status.result is not None
             return run.status.result.verdict or "", self.outcome
         if _overdue(run, now):
-            limit = f"{run.spec.time_limit_s:.0f} s"
-            return names.TIME_LIMIT_REACHED, f"spec.timeLimit ({limit}) is over without a result"
+            message = f"spec.timeLimit ({run.spec.time_limit_s:.0f} s) is over without a result"
+            if said is not None and said.reason == names.SHADOW_NOT_READY:
+                message += f"; until then {said.message}"
+            return names.TIME_LIMIT_REACHED, message
         if self.worker.state == "failed":
             return names.WORKER_FAILED, f"its worker failed: {self.worker.failure}"
-        return run.status.phase, ""
+        return self.stopped or (run.status.phase, "")
 
 
 def _conditions(
@@ -316,9 +327,6 @@ def _conditions(
         return _stopped(generation, names.SERVICE_NOT_FOUND, message)
     if unserved is not None:
         return _stopped(generation, names.SERVICE_NOT_SERVED, unserved)
-    unsupported = support.run_findings(run)
-    if unsupported:
-        return _stopped(generation, names.UNSUPPORTED, "; ".join(map(str, unsupported)))
     if obstacle is not None and obstacle.stalled:
         return _stopped(generation, obstacle.reason, obstacle.message)
     if refusal is not None:

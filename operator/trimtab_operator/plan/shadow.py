@@ -56,6 +56,14 @@ class Standing:
         """The Deployment of `run`'s."""
         return self.objects.get(("Deployment", names.shadow(run.name)))
 
+    def since(self, run: TuningRun) -> str | None:
+        """When it was made, and the run thereby begun."""
+        deployment = self.of(run)
+        if deployment is None or whose(run, deployment) != "ours":
+            return None
+        found: str | None = deployment["metadata"].get("creationTimestamp")
+        return found
+
     def pods_of(self, run: TuningRun) -> tuple[Mapping[str, Any], ...]:
         """Its pods; those that have ended are none."""
         mine = names.shadow_labels(run.spec.service, run.name).items()
