@@ -298,3 +298,12 @@ def test_kstatus_reads_a_run_truly(status: Json, seconds: int, want: str) -> Non
     written = runs.run_status(made, acts=runs.acting([made], now) is not None, refusal=None, now=rfc3339(now))
     found = RunStatus.from_json(written)
     assert conditions.kstatus(found.conditions, found.observed_generation, made.metadata.generation) == want
+
+
+@pytest.mark.parametrize("workload", [{}, TRACE])
+def test_a_simulator_run_is_carried_out_in_every_mode_on_records_and_on_a_trace(workload: Json) -> None:
+    for mode in ("Off", "Recommend", "Canary", "Apply"):
+        made = run(evaluator="Simulator", **workload)
+        served = service(tuning={"mode": mode, "parameters": [BUDGET_PARAMETER]})
+        assert support.run_findings(made) == ()
+        assert runs.acting([made], T0, served) == made, mode

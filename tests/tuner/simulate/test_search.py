@@ -146,10 +146,14 @@ def test_traffic_that_meets_every_target_leaves_nothing_to_gain() -> None:
 def test_a_gain_that_the_models_own_error_would_undo_is_none() -> None:
     audit = Audit()
     # One step in twenty takes 150 % longer: budgets that keep a gap in time by the model then break it as well.
-    wrong = dataclasses.replace(MODEL, model=dataclasses.replace(MODEL.model, error_high=60.0))
+    unsure = dataclasses.replace(MODEL.model, error_high=60.0, largest_tokens=4096)
+    wrong = dataclasses.replace(MODEL, model=unsure)
     result = tune(simulator(busy(), model=wrong, audit=audit), audit=audit)
     assert result.outcome == "Kept"
-    assert "with steps as long as the step-time model's error allows" in result.reason
+    assert (
+        "with steps as long as the step-time model's error allows (it has seen no step of more than 4096 tokens)"
+        in result.reason
+    )
     (line,) = [line for line in audit.lines if line["event"] == "slower steps"]
     assert line["config"] != INCUMBENT.to_json()
     right = dataclasses.replace(MODEL, model=dataclasses.replace(MODEL.model, error_high=0.02))

@@ -9,6 +9,7 @@ is none. What the verdict rests on is said with it: how much traffic, whose step
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -124,7 +125,9 @@ class Simulator:
         if tried.status == "measured" and b < a:
             return None
         said = tried.reason if tried.status == "stopped" else f"it violates {b} against {a}"
-        return f"with steps as long as the step-time model's error allows {said}"
+        largest = self._model.model.largest_tokens
+        seen = "" if math.isinf(largest) else f" (it has seen no step of more than {largest:g} tokens)"
+        return f"with steps as long as the step-time model's error allows{seen} {said}"
 
     def facts(self) -> dict[str, object]:
         """What every trial is measured with."""
