@@ -10,7 +10,7 @@ import pytest
 
 from support.pods import T0
 from support.services import BUDGET_PARAMETER, resource
-from trimtab_operator import names, schema
+from trimtab_operator import names, schema, support
 from trimtab_operator.api import InferenceService
 from trimtab_operator.api.status import Resolved
 from trimtab_operator.plan import children, cluster, nightly
@@ -193,3 +193,14 @@ def test_what_only_the_api_server_can_judge_is_told_by_path_and_value(
     problem = nightly.refused(service, "CronJob is invalid", [(field, text)])
     assert problem == (names.INVALID_SPEC, want)
     assert tuning_ready(cluster.Observed(service, nightly_problem=problem)) == ("False", *problem)
+
+
+def test_local_mode_says_that_it_starts_no_run() -> None:
+    service = scheduled()
+    drifting = replace(service.spec.tuning, drift=replace(service.spec.tuning.drift, enabled=True))
+    both = replace(service, spec=replace(service.spec, tuning=drifting))
+    assert [found.path for found in support.later(both, "local")] == [
+        "spec.tuning.nightly",
+        "spec.tuning.drift.enabled",
+    ]
+    assert support.later(both, "cluster") == ()

@@ -252,13 +252,15 @@ def test_engines_are_touched_only_where_the_mode_allows_it(mode: str) -> None:
     assert found.create["spec"]["evaluator"] == "Simulator"
 
 
-def test_a_status_that_somebody_spoiled_makes_no_run_too_soon() -> None:
+def test_a_status_that_somebody_spoiled_makes_no_run_too_soon_or_too_late() -> None:
     for since in ("0000-01-01T00:00:00Z", rfc3339(T0 + 1e6)):
         watch = Watch()
         watch.status = ServiceStatus.from_json({"tuning": {"drift": {"since": since}}, "conditions": [
             {"type": names.SLO_MET, "status": "False", "reason": "x", "message": "", "lastTransitionTime": since}]})  # fmt: skip
-        watch.look("Violated")
+        watch.go_on("Violated", LONG_S - 10)
         assert watch.made == []
+        watch.go_on("Violated", 10)
+        assert len(watch.made) == 1, "nor too late"
 
 
 WORDS: st.SearchStrategy[list[tuple[Word, float]]] = st.lists(
