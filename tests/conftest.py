@@ -22,9 +22,16 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Here, since pytest reads options before it finds `tests/cluster`."""
     parser.addoption(
-        "--clusters", type=int, default=1, metavar="N",
-        help="cluster tests: share the files out among N clusters, each in a namespace of its own (most of their time is waiting)",
+        "--clusters", type=int, default=0, metavar="N",
+        help="run cluster tests alone, and share their files out among N clusters, each in a namespace of its own (they wait most of the time)",
     )  # fmt: skip
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With --clusters, read folders of that name alone: importing the other tests takes longer than all the rest of a collection."""
+    if config.option.clusters and collection_path.is_file():
+        return "cluster" not in collection_path.relative_to(config.rootpath).parts or None
+    return None
 
 
 @pytest.fixture(scope="session")

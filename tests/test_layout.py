@@ -57,3 +57,11 @@ def test_every_module_says_what_it_is() -> None:
 
 def test_no_package_markers_in_tests() -> None:
     assert list((ROOT / "tests").rglob("__init__.py")) == []
+
+
+def test_cluster_tests_live_in_folders_of_that_name() -> None:
+    # `--clusters` reads no other folder, so one elsewhere would never run.
+    marker = "mark." + "cluster"
+    files = [path.relative_to(ROOT) for path in (ROOT / "tests").rglob("*.py") if marker in path.read_text()]
+    assert files
+    assert [str(path) for path in files if "cluster" not in path.parts] == []
