@@ -389,7 +389,7 @@ class TuningRun:
             self._rng.shuffle(arms)
             found: dict[bool, Sequence[Block]] = {}
             for arm in arms:
-                if arm is not None and (why := await self._paused()):
+                if why := await self._paused():
                     return self._finish("Paused", why, before, before, comparison)
                 try:
                     measured = await self._measure("confirm", arm, baseline)

@@ -24,6 +24,7 @@ FIELDS = {
     "longPrefillTokenThreshold": "long_prefill_token_threshold",
 }
 PAUSE_ANNOTATION = "serving.trimtab.dev/tuning"
+QUIET_TIME = "QuietTime"  # reason of a run that waits for the end of one of the owner's quiet times
 FINISHED = ("Succeeded", "Failed", "Stopped")
 
 
@@ -158,6 +159,14 @@ def run_of(raw: Json) -> Run:
         raw_trials=tuple(status.get("trials") or ()),
         verdict=(status.get("result") or {}).get("verdict"),
     )
+
+
+def halt(service: Service, run: Run) -> str | None:
+    """Why nothing may be tried for now, which ends by itself or by a person's word; None when nothing stands against it."""
+    if service.halted is not None:
+        return f"tuning is {service.halted} by the annotation {PAUSE_ANNOTATION}"
+    ready = run.condition("Ready")
+    return (ready.message or "a quiet time is in force") if ready.reason == QUIET_TIME else None
 
 
 def duration_s(text: object, path: str) -> float:

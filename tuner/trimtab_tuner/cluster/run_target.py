@@ -17,7 +17,7 @@ from trimtab_engine.core.live import LiveConfig
 from trimtab_engine.errors import ConfigError
 from trimtab_tuner.cluster.kube import CONFIG_MAP, RUN, SERVICE, Kube, NotFound, Unavailable
 from trimtab_tuner.cluster.notebook import Notebook, RunGone, RunOver, by_field
-from trimtab_tuner.cluster.objects import PAUSE_ANNOTATION, Run, Service, rfc3339, run_of, service_of
+from trimtab_tuner.cluster.objects import Run, Service, halt, rfc3339, run_of, service_of
 from trimtab_tuner.errors import ServerError
 from trimtab_tuner.guardrails import TRYING_MODES
 from trimtab_tuner.target import (
@@ -120,16 +120,14 @@ class RunTarget:
             self._asked_s = time.monotonic()
             try:
                 service, now = await self.service(), (await self._read()).incumbent.config
-                await self.run()
+                halted = halt(service, await self.run())
             except Unavailable:
                 return self._forbidden
-            self.halted = service.halted is not None
-            self._forbidden = self._why_not(service, now)
+            self.halted = halted is not None
+            self._forbidden = halted or self._why_not(service, now)
         return self._forbidden
 
     def _why_not(self, service: Service, now: LiveConfig) -> str | None:
-        if service.halted is not None:
-            return f"tuning is {service.halted} by the annotation {PAUSE_ANNOTATION}"
         if service.mode not in self._modes:
             return f"spec.tuning.mode is {service.mode}; trying candidates needs {' or '.join(self._modes)}"
         if now != self.start:

@@ -186,7 +186,7 @@ def _space(
 def _permission(
     target: RunTarget, plan: Plan, view: WorkView, give_up_s: float
 ) -> Callable[[], Awaitable[str | None]]:
-    """Asked before each candidate: waits while a person has halted tuning, and says why when that lasts, or is for good."""
+    """Asked before each measurement: waits while a person or a quiet time holds tuning, and says why when that lasts, or is for good."""
 
     async def ask() -> str | None:
         said = None
