@@ -64,7 +64,7 @@ def at_home(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
     cluster.kubectl("apply", "--server-side", "-f", str(crds.directory()))
     cluster.kubectl("create", "namespace", HOME)
     with operator(cluster.kubeconfig, tmp_path_factory.mktemp("operator"), "rights", "--all-namespaces", "--resync", "10",
-                  "--operator-namespace", HOME) as started:  # fmt: skip
+                  "--tuner-image", "trimtab-stand-in:1", "--operator-namespace", HOME) as started:  # fmt: skip
         yield started
 
 
@@ -146,6 +146,12 @@ def test_a_services_whole_life_under_the_restricted_level_uses_every_right_and_i
     kept = json.dumps({"status": {"result": {"verdict": "KeptIncumbent"}}})
     kubectl("patch", "trun", "aside", "--subresource=status", "--type=merge", "-p", kept)
     wait_until(lambda: kubectl.items("deployments,services,networkpolicies", "-l", shadow) == [])
+    kubectl.apply(tuning_run("waits"))
+    wait_until(lambda: [one["status"]["phase"] for one in kubectl.items("pods", "-l", f"{names.LABEL_RUN}=waits")] == ["Running"], 90)  # fmt: skip
+    kubectl("annotate", "trun", "waits", f"{names.ANNOTATION_WORKER}=none")
+    wait_until(lambda: kubectl.items("jobs,pods", "-l", f"{names.LABEL_RUN}=waits") == [], 90)
+    kubectl("delete", "trun", "waits")
+    wait_until(lambda: kubectl.items("roles,rolebindings", "-l", f"{names.LABEL_RUN}=waits") == [], 90)
     write_switch(kubectl, "of")
     wait_until(lambda: "InvalidFleetSwitch" in {e["reason"] for e in kubectl.within(HOME).items("events")})
     kubectl.within(HOME)("delete", "configmap", rights.FLEET_CONFIG_MAP)
