@@ -39,6 +39,7 @@ VALUE_SETS: dict[str, Json] = {
     "a busy platform": {
         "runAsUser": None,
         "fleet": {"configMap": "switch", "tuning": "paused", "maxConcurrentRuns": 2},
+        "worker": {"resources": {"requests": {"cpu": "2", "memory": "1Gi"}, "limits": {"memory": "4Gi"}}},
         "prometheus": {"url": "https://metrics.example/prometheus", "credentialsSecret": "metrics"},
         "hub": {"endpoint": "https://hub.example", "caConfigMap": "hub-ca"},
         "operator": {"workers": 12, "resyncSeconds": 600, "roomPatienceSeconds": 900, "logLevel": "debug", "logFormat": "text",
@@ -118,6 +119,8 @@ def test_the_operator_has_every_flag_that_the_chart_gives_it(name: str, helm: He
     arguments = parsed(container)
     assert arguments.image.startswith(("trimtab/engine:", "registry.example:5000/engine@"))
     assert arguments.all_namespaces is (name != "two namespaces")
+    given = VALUE_SETS[name].get("worker", {}).get("resources", {"limits": {"memory": "2Gi"}})
+    assert arguments.worker_resources["limits"] == given["limits"]
 
 
 BAD_VALUES: dict[str, tuple[Json, str]] = {
@@ -135,6 +138,7 @@ BAD_VALUES: dict[str, tuple[Json, str]] = {
     "a level that is not logged": ({"operator": {"logLevel": "chatty"}}, "/operator/logLevel"),
     "an address without a scheme": ({"prometheus": {"url": "prometheus:9090"}}, "/prometheus/url"),
     "a switch with a fourth position": ({"fleet": {"tuning": "off"}}, "/fleet/tuning"),
+    "a worker of no size": ({"worker": {"resources": {"requests": {"cpu": "much"}}}}, "/worker/resources/requests/cpu"),
     "no look ever": ({"operator": {"resyncSeconds": 0}}, "/operator/resyncSeconds"),
 }  # fmt: skip
 

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from support.cluster.kubectl import Kubectl, KubectlError
+from support.cluster.manifests import config_map
 from support.cluster.story import BUDGET, budgets, condition, engines, tuning_run, wait_until
 from support.cluster_operator import OperatorProcess
 from trimtab_operator import names
@@ -38,6 +39,13 @@ def wait_run(kubectl: Kubectl, name: str, reason: str, timeout_s: float = 90.0) 
         name,
         condition=lambda r: condition(r, "Ready")["reason"] == reason,
         timeout_s=timeout_s,
+    )
+
+
+def wait_run_said(kubectl: Kubectl, name: str, words: str) -> Json:
+    """Until Ready says so → the run."""
+    return kubectl.wait_for(
+        words, "trun", name, condition=lambda r: words in condition(r, "Ready").get("message", "")
     )
 
 
@@ -154,6 +162,16 @@ def test_a_worker_has_the_rights_that_it_needs_and_no_others(chat: Kubectl, runn
     wait_until(lambda: budgets(running, chat) == [BUDGET, BUDGET])
     wait_until(lambda: chat.items(WORKER, "-l", f"{RUN}=waits-2") == [], 90)
     wait_until(lambda: works(chat, "waits-3"))
+    # A Job that somebody deletes is made again, with fresh tokens: those that are there may not be read.
+    [job] = chat.items("jobs", "-l", f"{RUN}=waits-3")
+    chat("delete", "job", job["metadata"]["name"])
+    wait_until(lambda: len(pods_of(chat, "waits-3")) == 1 and works(chat, "waits-3"))
+    [again] = chat.items("jobs", "-l", f"{RUN}=waits-3")
+    assert again["metadata"]["uid"] != job["metadata"]["uid"]
+    [mounted] = [v for v in again["spec"]["template"]["spec"]["volumes"] if v["name"] == "tokens"]
+    assert mounted["secret"]["secretName"] in {
+        s["metadata"]["name"] for s in chat.items("secrets", "-l", f"{RUN}=waits-3")
+    }
 
 
 def test_a_worker_that_fails_ends_its_run_with_its_last_words_and_the_next_run_begins(chat: Kubectl) -> None:
@@ -192,6 +210,20 @@ def test_what_keeps_a_worker_from_starting_stands_in_its_run(chat: Kubectl, runn
         running.stop()
         running.options = before
         running.start()
+
+
+def test_a_trace_that_is_not_there_is_named_and_a_worker_begins_once_it_is(chat: Kubectl) -> None:
+    workload = {"type": "Trace", "traceRef": {"name": "traffic", "key": "monday.jsonl"}}
+    chat.apply(tuning_run("waits-6", workload=workload))
+    found = wait_run(chat, "waits-6", names.FAILED_MOUNT)
+    assert '"traffic" not found' in condition(found, "Ready")["message"]
+    assert condition(found, "Stalled")["status"] == "False"
+    chat.apply(config_map("traffic", **{"sunday.jsonl": "{}"}))
+    told = wait_run_said(chat, "waits-6", "monday.jsonl")
+    assert condition(told, "Ready")["reason"] == names.FAILED_MOUNT
+    chat.apply(config_map("traffic", **{"monday.jsonl": "{}"}))
+    wait_until(lambda: works(chat, "waits-6"), 90)
+    wait_run(chat, "waits-6", "Running")
 
 
 def test_the_operator_can_grant_no_more_than_it_has(chat: Kubectl, running: OperatorProcess) -> None:

@@ -170,6 +170,40 @@ def test_only_runs_with_a_candidate_that_may_be_tried_contend() -> None:
     assert {key: run.name for key, run in fleet.contenders(listed, NOW).items()} == {"good": "older"}
 
 
+def test_a_run_with_a_worker_wants_a_place_from_its_turn_to_its_end_unless_it_waits_for_something_else() -> (
+    None
+):
+    def of(name: str, created: float, reason: str | None = None, **status: Any) -> fleet.Contender:
+        if reason is not None:
+            told = {
+                "type": "Ready",
+                "status": "False",
+                "reason": reason,
+                "message": "",
+                "lastTransitionTime": moment(0),
+            }
+            status["conditions"] = [told]
+        return fleet.Contender.of(TuningRun.parse(a_run(name, created, worker=True, **status)))
+
+    begun = {"startTime": moment(0)}
+    listed = {
+        "new": [of("new", 1)],
+        "waiting": [of("waiting", 2, names.WAITING_FOR_TURN)],
+        "begun": [of("older", 1), of("begun", 3, names.IMAGE_PULL_FAILED, **begun)],
+        "refused": [of("refused", 4, names.CANDIDATE_REFUSED, **begun)],
+        "unready": [of("unready", 0, names.NO_READY_PODS)],
+        "paused": [of("paused", 0, names.TUNING_PAUSED)],
+        "ruled out": [of("ruled-out", 0, names.NOT_ALLOWED_BY_SERVICE), of("next", 5)],
+        "over": [of("over", 0, phase="Failed", **begun)],
+        "late": [of("late", 0, startTime=moment(-99_999))],
+    }
+    found = fleet.contenders(listed, NOW)
+    assert {run.name: run.holds for run in found.values()} == {
+        "new": False, "waiting": False, "begun": True, "refused": True, "next": False,
+    }  # fmt: skip
+    assert fleet.may_act(found, 3) == {"begun", "refused", "new"}
+
+
 def test_places_are_given_to_the_oldest_and_handed_on_when_given_back() -> None:
     woken: list[Key] = []
     index = RunIndex()

@@ -212,6 +212,16 @@ def test_a_run_counts_its_time_from_its_workers_beginning_and_runs_while_it_does
     assert (running["phase"], running["startTime"]) == ("Running", moment(5))
 
 
+def test_a_worker_that_is_started_again_is_no_step_back() -> None:
+    tried = {"startTime": moment(5), "trials": [{"number": 0, "state": "Running", "config": {}}]}
+    account = workers.judge(run(status=tried), Worker(job(), (ENDED,)))
+    status = runs.run_status(run(status=tried), acts=True, refusal=None, now=rfc3339(NOW), worker=account,
+                             obstacle=account.obstacle)  # fmt: skip
+    ready = status["conditions"][0]
+    assert (status["phase"], ready["reason"]) == ("Running", "Running")
+    assert "started again: exit status 1" in ready["message"]
+
+
 def finished(verdict: str | None, phase: str, over: float) -> TuningRun:
     closed = {"type": names.RECONCILING, "status": "False", "reason": names.UP_TO_DATE, "message": "",
               "lastTransitionTime": moment(over)}  # fmt: skip

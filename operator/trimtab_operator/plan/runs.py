@@ -342,7 +342,8 @@ def _conditions(
 def _progress(run: TuningRun, phase: str, obstacle: Obstacle | None) -> tuple[str, str]:
     """Reason and message of a run that is on its way."""
     if obstacle is not None:
-        return obstacle.reason, obstacle.message
+        # A worker that starts once more is no step back for its run.
+        return phase if obstacle.reason == "Pending" else obstacle.reason, obstacle.message
     if phase == "Running":
         return phase, ""
     return phase, "its worker starts" if workers.wanted(run) else support.NO_WORKER

@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 
 from support.kube_api import KubeApi
-from support.services import resource, run_resource
+from support.services import BUDGET_PARAMETER, resource, run_resource
 from trimtab_operator import names, schema
 from trimtab_operator.api import InferenceService, TuningRun
+from trimtab_operator.api.status import ServiceStatus
 from trimtab_operator.cluster import kinds
+from trimtab_operator.cluster.engines import Engines
 from trimtab_operator.cluster.kube import Kube, NotLeading, load_credentials
+from trimtab_operator.cluster.observe import Observer, RunIndex
+from trimtab_operator.cluster.tokens import Signer
 from trimtab_operator.cluster.workers import WorkerObjects
 from trimtab_operator.plan.tuner_pod import Tuner
 from trimtab_operator.plan.workers import Obstacle
@@ -28,7 +32,8 @@ KINDS = (kinds.ROLE, kinds.SERVICE_ACCOUNT, kinds.ROLE_BINDING, kinds.SECRET, ki
 def pair(kube: Kube, namespace: str) -> tuple[InferenceService, TuningRun]:
     """A service and a run of it, as the API server has them."""
     made = []
-    for built in (resource(), run_resource()):
+    tuning = {"mode": "Apply", "parameters": [BUDGET_PARAMETER]}
+    for built in (resource(tuning=tuning), run_resource()):
         built["metadata"]["namespace"] = namespace
         made.append(kube.create(built))
     return schema.parse_service(made[0]), schema.parse_run(made[1])
@@ -122,6 +127,31 @@ def test_what_the_api_server_refuses_is_said_with_its_words(
     assert isinstance(problem, Obstacle)
     assert (problem.reason, problem.stalled) == (names.INVALID_SPEC, True)
     assert "quantities must match" in problem.message or "lots" in problem.message
+
+
+class Hasty(Kube):
+    """Between the look at a run and that at its Job, the worker writes its result and ends."""
+
+    def get(self, kind: kinds.Kind, namespace: str | None, name: str) -> Json | None:
+        if kind is kinds.JOB and namespace is not None:
+            self.apply_status(
+                kinds.RUN, namespace, "chat-1", {"result": {"verdict": "KeptIncumbent"}}, manager="w"
+            )
+        found = super().get(kind, namespace, name)
+        if kind is kinds.JOB and found is not None:
+            found["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+        return found
+
+
+def test_a_result_that_is_written_during_a_look_is_not_missed(
+    api: KubeApi, kube: Kube, namespace: str, pair: tuple[InferenceService, TuningRun]
+) -> None:
+    WorkerObjects(kube).make(*pair, TUNER, TOKENS)
+    index = RunIndex()
+    index.put(pair[1].raw)
+    hasty = Hasty(load_credentials(str(api.kubeconfig)).configuration)
+    seen, _ = Observer(hasty, Engines(Signer.new()), index).everything(pair[0], ServiceStatus(), {})
+    assert [run.judged for run in seen.runs] == [True]
 
 
 def test_a_worker_is_ended_with_its_own_job_alone(
