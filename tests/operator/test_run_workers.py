@@ -23,8 +23,10 @@ ACTIVE, PAUSED = Switch(), Switch("paused", "the fleet")
 QUOTA = "exceeded quota: pods=2"
 
 
-def service(mode: str = "Apply", extra: int = 0, annotations: Json | None = None) -> InferenceService:
-    limits = {"extraReplicas": extra}
+def service(
+    mode: str = "Apply", extra: int = 0, annotations: Json | None = None, quiet: Json | None = None
+) -> InferenceService:
+    limits = {"extraReplicas": extra, "notDuring": [quiet] if quiet else []}
     given = resource(tuning={"mode": mode, "parameters": [BUDGET_PARAMETER], "limits": limits})
     given["metadata"] = {"name": "chat", "namespace": "default", "uid": "u", "annotations": annotations or {}}
     return schema.parse_service(given)
@@ -278,6 +280,17 @@ def test_one_look_wants_one_worker_for_the_run_whose_turn_it_is() -> None:
     assert look(first, workers={"a": Worker(job(owner="uid-a"))})[0].new_worker is None
     outside = replace(first, metadata=replace(first.metadata, annotations={names.ANNOTATION_WORKER: "none"}))
     assert look(outside)[0].new_worker is None
+
+
+def test_in_a_quiet_time_no_run_of_any_kind_begins() -> None:
+    always = service(quiet={"schedule": "* * * * *", "duration": "1h"})
+    for evaluator in ("Live", "Simulator"):
+        decision, conclusion = look(run(evaluator=evaluator), of=always)
+        assert decision.new_worker is None
+        assert told(conclusion)[:2] == ("Pending", names.QUIET_TIME)
+    assert (
+        look(run(), of=service(quiet={"schedule": "0 0 30 2 1", "duration": "1h"}))[0].new_worker is not None
+    )
 
 
 def test_a_run_that_waits_for_something_of_its_own_does_not_ask_for_a_place() -> None:
