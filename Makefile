@@ -20,7 +20,7 @@ demo: ## Serve, replay, tune and report on this machine, in under 12 minutes
 	@bin=$(BIN) && exec "$$bin/python" examples/demo.py
 
 test: ## Run all tests that need no cluster (WORKERS=2 side by side)
-	@bin=$(BIN) && "$$bin/pytest" -n $(WORKERS) --dist loadfile $(ARGS)
+	@bin=$(BIN) && "$$bin/pytest" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-gpu: ## Run the tests that need a CUDA device
 	@bin=$(BIN) && "$$bin/pytest" -m gpu tests/gpu $(ARGS)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from support import longest_first
 from support.engine_server import EngineServer, start_engine
 from support.tiny_models import tiny_chat_model
 
@@ -32,6 +33,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if config.option.clusters and collection_path.is_file():
         return "cluster" not in collection_path.relative_to(config.rootpath).parts or None
     return None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # pytest-xdist hands files out in this order
+        items.sort(key=lambda item: longest_first.rank(item.path))
 
 
 @pytest.fixture(scope="session")

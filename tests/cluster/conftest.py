@@ -32,35 +32,13 @@ from trimtab_operator import crds
 
 _HERE = Path(__file__).parent
 _TESTS = _HERE.parent
-#: Files that take longest come first when workers share the files out, so that none is left alone with one at the end.
-LONGEST_FIRST = (
-    *(
-        "test_faults_api",
-        "test_rollouts",
-        "test_faults_operator",
-        "test_faults_engine",
-        "test_faults_objects",
-    ),
-    *("test_chart_life", "test_story", "test_operator", "test_monitors", "test_faults_node", "test_upgrade"),
-    *(
-        "test_operator_pod",
-        "test_invalid",
-        "test_nodes",
-        "test_rights",
-        "test_model_sources",
-        "test_namespaced",
-    ),
-)
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(_HERE):
             item.add_marker(pytest.mark.cluster)
-    if config.option.clusters > 1:
-        ranks = {name: rank for rank, name in enumerate(LONGEST_FIRST)}
-        items.sort(key=lambda item: ranks.get(item.path.stem, len(ranks)))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
