@@ -39,6 +39,7 @@ class Simulated:
         self.target: Target | None = None
         self.reading_changes: dict[str, Any] = {}
         self.seconds: Callable[[LiveConfig], float] | None = None  # of each block's hundred tokens
+        self.engines: Callable[[LiveConfig], int] = lambda _: 1  # that run a config, each with as many tokens
         self.asked: list[LiveConfig | None] = []
         self.truth = truth
         self._rng = random.Random(seed)
@@ -66,7 +67,10 @@ class Simulated:
             blocks = tuple(
                 dataclasses.replace(b, tokens=100.0, seconds=s) for b, s in zip(blocks, paced, strict=True)
             )
-            reading = dataclasses.replace(reading, generation_tokens=1200.0, end_s=sum(paced))
+            count = self.engines(used)
+            reading = dataclasses.replace(
+                reading, generation_tokens=1200.0 * count, targets=count, end_s=sum(paced)
+            )
         number = len(self.asked)
         if config is not None and self.blind(config):
             unknown = Unknown("no metrics")

@@ -153,12 +153,16 @@ def test_never_do_both_arms_lose_to_each_other(
 
 
 def tuned(
-    engine: EngineServer, seconds: Callable[[LiveConfig], float] | None, limit: float | None, **options: Any
+    engine: EngineServer,
+    seconds: Callable[[LiveConfig], float] | None,
+    limit: float | None,
+    engines: Callable[[LiveConfig], int] = lambda _: 1,
+    **options: Any,
 ) -> tuple[RunResult, Audit]:
     """A run on an engine whose configs take so many seconds a block."""
 
     def prepare(evaluator: Simulated) -> None:
-        evaluator.seconds = seconds
+        evaluator.seconds, evaluator.engines = seconds, engines
 
     audit = Audit()
     limits = dataclasses.replace(OFFLINE, max_throughput_loss=limit)
@@ -190,6 +194,18 @@ def test_what_the_owner_allows_to_be_lost_is_promoted(
     engine: EngineServer, same_requests: bool, limit: float | None
 ) -> None:
     result, _ = tuned(engine, small_is_slow, limit, same_requests=same_requests, pairs=10)
+    assert result.outcome == "Recommended", result.reason
+
+
+def test_tokens_are_counted_by_engine_where_fewer_try_a_candidate(engine: EngineServer) -> None:
+    result, _ = tuned(
+        engine,
+        lambda _: 1.0,
+        0.03,
+        same_requests=False,
+        pairs=10,
+        engines=lambda config: 1 if config.max_num_batched_tokens <= 512 else 4,
+    )
     assert result.outcome == "Recommended", result.reason
 
 
