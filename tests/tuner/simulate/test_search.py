@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from support import clocks
 from support.simulations import server, step_time
 from support.study_runs import Silent
 from trimtab_engine.core.live import Ceilings, LiveConfig, Slo, SloClass
@@ -192,6 +193,16 @@ def test_drawn_arrivals_are_drawn_anew_in_every_further_round_and_alike_for_both
     assert starts[0] == starts[1] != starts[2] == starts[3]
 
 
+def test_no_clock_is_read_while_a_config_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (simulator(busy()).chooser for _ in range(2))
+    small = dataclasses.replace(INCUMBENT, max_num_batched_tokens=512)
+    assert isinstance(first, SimulatedEvaluator)
+    assert isinstance(second, SimulatedEvaluator)
+    reference = first.measure(small, 0)
+    with clocks.broken(monkeypatch):
+        assert second.measure(small, 0) == reference
+
+
 def test_a_measurement_that_is_given_up_ends_at_once() -> None:
     by = simulator(busy(requests=2000))
 
@@ -256,6 +267,7 @@ def test_the_command_writes_what_a_live_run_does(
     assert result["before"]["n"] == result["after"]["n"] == 120
     assert result["meta"]["step_time"]["error_median"] == 0.02
     assert result["meta"]["evaluator"] == "simulator"
+    assert result["verdict"]["throughput"]["limit"] == 0.03
     events = [json.loads(line)["event"] for line in (out / "audit.jsonl").read_text().splitlines()]
     assert (events[0], events[1], events[-1]) == ("workload", "begin", "end")
     assert "compared" in events
@@ -300,6 +312,7 @@ def test_flags_of_the_search_bind(
         (["--storage", "/nowhere/at/all.log"], "--storage"),
         (["--time-limit", "soon"], "--time-limit"),
         (["--blocks", "0"], "--blocks"),
+        (["--max-throughput-loss", "much"], "--max-throughput-loss"),
     ],
 )
 def test_a_wrong_flag_is_named_before_anything_is_simulated(

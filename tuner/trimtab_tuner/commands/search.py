@@ -30,12 +30,17 @@ from trimtab_tuner.space import Knob
 from trimtab_tuner.study import Study, check_storage
 from trimtab_tuner.units import parse_duration_s
 
-from .options import allowed_search, folder, load_trace
+from .options import allowed_loss, allowed_search, folder, load_trace
 
 
 def main(args: argparse.Namespace, mode: Mode, model: StepModel, server: Server) -> int:
     """Tune. Exit status 0: a verdict was reached; 1: unknown."""
-    limits = dataclasses.replace(LIMITS, min_requests=args.min_requests, step_share=args.step_share)
+    limits = dataclasses.replace(
+        LIMITS,
+        min_requests=args.min_requests,
+        step_share=args.step_share,
+        max_throughput_loss=allowed_loss({}, args.max_throughput_loss),
+    )
     if args.min_requests < 20:
         raise InputError("--min-requests", args.min_requests, "at least 20")
     if not 0 < args.step_share <= 1:

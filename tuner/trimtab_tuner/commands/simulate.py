@@ -34,7 +34,14 @@ from trimtab_tuner.stats import summarise
 from trimtab_tuner.tables import summary_table
 from trimtab_tuner.units import parse_duration_s
 
-from .options import add_search_options, add_slo_options, add_trace_options, load_trace, slo
+from .options import (
+    MAX_THROUGHPUT_LOSS,
+    add_search_options,
+    add_slo_options,
+    add_trace_options,
+    load_trace,
+    slo,
+)
 
 _LIVE = LiveConfig()
 # With --cost alone the length of requests is bounded by the KV pool only.
@@ -142,6 +149,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0.9,
         metavar="SHARE",
         help="of the ITL target that a full step may take (default 0.9)",
+    )
+    tuning.add_argument(
+        "--max-throughput-loss",
+        metavar="SHARE",
+        help=f"recommend nothing that costs more of the tokens a second, such as 3%% (default {MAX_THROUGHPUT_LOSS}%)",
     )
     tuning.add_argument("--blocks", type=int, default=12, metavar="N", help="time blocks (default 12)")
     tuning.add_argument("--json", action="store_true", help="print the result document to stdout")
