@@ -240,3 +240,29 @@ def test_a_better_config_is_found_under_traffic_and_promoted_although_a_worker_w
     assert line["INCUMBENT"] == "512/fcfs"
     first, _, second = line["P99 ITL"].partition(" → ")
     assert (first[-2:], second[-2:]) == ("ms", "ms"), line
+
+
+def test_a_trace_is_replayed_to_the_service_on_top_of_its_traffic(busy: tuple[Kubectl, TwoClasses]) -> None:
+    kubectl, traffic = busy
+    lines = [
+        json.dumps({"arrival_s": number / 20, "prompt_tokens": 8, "output_tokens": 4}) for number in range(60)
+    ]
+    config_map = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "trace"},
+        "data": {"trace.jsonl": "\n".join(lines)},
+    }
+    kubectl.apply(config_map)
+    patch(
+        kubectl, slo=slo()
+    )  # an hour for everybody: there is nothing to gain, so the incumbent's measurement decides
+    create(kubectl, "replay", workload={"type": "Trace", "traceRef": {"name": "trace"}})
+    status = wait_over(kubectl, "replay")
+    result = status["result"]
+    assert result["verdict"] == "KeptIncumbent", json.dumps(status, indent=1)
+    assert "nothing to gain" in result["message"]
+    assert result["before"]["requests"] > 60, "the trace, and who came meanwhile"
+    said = kubectl("logs", "-l", "serving.trimtab.dev/run=replay", "--tail=-1")
+    assert "workload trace, requests 60" in said
+    assert traffic.failed == []

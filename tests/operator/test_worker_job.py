@@ -161,3 +161,15 @@ def test_a_shadow_runs_worker_knows_where_its_engines_are_and_shows_them_their_k
     } in container["env"]
     usual = pod_of(worker_job.job(service(), of, TUNER, 60.0))["containers"][0]
     assert [one["name"] for one in usual["env"]] == ["HOME"]
+
+
+def test_a_trace_is_replayed_with_a_key_where_the_service_asks_for_one() -> None:
+    keyed = service(**{"security.apiKeySecretRef": {"name": "keys", "key": "keys.yaml"}})
+    trace: Json = {"workload": {"type": "Trace", "traceRef": {"name": "t"}}}
+    pod = pod_of(worker_job.job(keyed, run(**trace), TUNER, 60.0))
+    words = pod["containers"][0]["args"]
+    assert words[words.index("--api-keys") + 1] == "/var/run/trimtab/keys/keys.yaml"
+    [mounted] = [volume["secret"] for volume in pod["volumes"] if volume["name"] == "keys"]
+    assert mounted == {"secretName": "keys", "items": [{"key": "keys.yaml", "path": "keys.yaml"}]}
+    for made, where in ((run(), keyed), (run(**trace), service())):
+        assert "--api-keys" not in pod_of(worker_job.job(where, made, TUNER, 60.0))["containers"][0]["args"]

@@ -18,6 +18,7 @@ from typing import Any
 
 from trimtab_operator import names
 from trimtab_operator.api import InferenceService, TuningRun
+from trimtab_operator.api.service import SecretKey
 from trimtab_operator.plan.access import account_with_rights, rule
 from trimtab_operator.plan.objects import run_child, run_labels
 from trimtab_operator.plan.shadow import Engines
@@ -28,6 +29,7 @@ Manifest = dict[str, Any]
 TOKENS_DIRECTORY = "/var/run/trimtab/tokens"
 TOKENS_ENTRY = "tokens.json"
 TRACE_DIRECTORY = "/var/run/trimtab/trace"
+KEYS_DIRECTORY = "/var/run/trimtab/keys"
 #: By which a worker learns what to show to engines that ask for a key.
 API_KEY_VARIABLE = "TRIMTAB_API_KEY"
 #: The beginning of a run is when it reads engines' admin ports; later, candidates go through its status.
@@ -84,6 +86,10 @@ def job(
         # One key of what may hold many; a kubelet says which of the two is missing.
         items = [{"key": trace.key, "path": trace.key}]
         mounts.append(Mount("trace", TRACE_DIRECTORY, {"configMap": {"name": trace.name, "items": items}}))
+    keys = asked_keys(service, run)
+    if keys is not None:
+        items = [{"key": keys.key, "path": keys.key}]
+        mounts.append(Mount("keys", KEYS_DIRECTORY, {"secret": {"secretName": keys.name, "items": items}}))
     built = _head(run, "batch/v1", "Job")
     built["spec"] = {
         "completions": 1,
@@ -113,7 +119,7 @@ def job(
         "template": tuner_pod(
             tuner,
             container=names.WORKER_CONTAINER,
-            arguments=arguments(run, tuner, engines),
+            arguments=arguments(run, tuner, engines, keys),
             labels=run_labels(run, names.WORKER_COMPONENT),
             account=names.worker(run.name),
             mounts=mounts,
@@ -125,7 +131,15 @@ def job(
     return built
 
 
-def arguments(run: TuningRun, tuner: Tuner, engines: Engines | None = None) -> list[str]:
+def asked_keys(service: InferenceService, run: TuningRun) -> SecretKey | None:
+    """The service's API keys, where a trace is replayed to a service that asks for one. A kubelet reads them, not the operator."""
+    replays = run.spec.evaluator == "Live" and run.spec.workload.trace_ref is not None
+    return service.spec.security.api_key_secret_ref if replays else None
+
+
+def arguments(
+    run: TuningRun, tuner: Tuner, engines: Engines | None = None, keys: SecretKey | None = None
+) -> list[str]:
     """The worker's command line, behind the image's entrypoint."""
     words = ["work", "--namespace", run.metadata.namespace, "--run", run.name]
     words += ["--tokens", f"{TOKENS_DIRECTORY}/{TOKENS_ENTRY}"]
@@ -134,6 +148,8 @@ def arguments(run: TuningRun, tuner: Tuner, engines: Engines | None = None) -> l
     trace = run.spec.workload.trace_ref
     if trace is not None:
         words += ["--trace", f"{TRACE_DIRECTORY}/{trace.key}"]
+    if keys is not None:
+        words += ["--api-keys", f"{KEYS_DIRECTORY}/{keys.key}"]
     if engines is not None:
         words += ["--engines", f"{engines.replicas}@{engines.url}"]
     return words

@@ -18,12 +18,15 @@ import signal
 import sys
 from pathlib import Path
 
+import yaml
+
 from trimtab_tuner.cluster import kube, records, worker
 from trimtab_tuner.cluster.plan import Engines
 from trimtab_tuner.errors import InputError, TunerError
 from trimtab_tuner.run_view import RunView
 
 API_KEY_VARIABLE = "TRIMTAB_API_KEY"
+KEY_NAME = "trimtab-tuner"  # the tenant that replayed requests then belong to
 TERMINATION_LOG = Path("/dev/termination-log")
 STOPPED = 128 + signal.SIGTERM
 
@@ -47,7 +50,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kubeconfig", metavar="FILE", help="how to reach the cluster (default: the pod's ServiceAccount)"
     )
-    parser.epilog = f"The API key for a replay is read from the environment variable {API_KEY_VARIABLE}."
+    parser.add_argument(
+        "--api-keys",
+        metavar="FILE",
+        help=f"the service's API keys by name; a replay takes the one named {KEY_NAME}, or else the first",
+    )
+    parser.epilog = (
+        f"Without --api-keys a replay takes the key in the environment variable {API_KEY_VARIABLE}."
+    )
 
 
 def main(args: argparse.Namespace) -> int:
@@ -61,7 +71,9 @@ def main(args: argparse.Namespace) -> int:
             prometheus=args.prometheus,
             trace=None if args.trace is None else Path(args.trace),
             tokens=records.load_tokens(None if args.tokens is None else Path(args.tokens)),
-            api_key=os.environ.get(API_KEY_VARIABLE) or None,
+            api_key=(os.environ.get(API_KEY_VARIABLE) or None)
+            if args.api_keys is None
+            else api_key(Path(args.api_keys)),
             engines=None if args.engines is None else _engines(args.engines),
         )
         with RunView() as view:
@@ -77,6 +89,17 @@ def main(args: argparse.Namespace) -> int:
         return STOPPED
     print(f"  {said}", file=sys.stderr)
     return 0
+
+
+def api_key(path: Path) -> str:
+    """One of the keys in a file as engines take it (JSON or YAML, name: key). Raises InputError without telling what it holds."""
+    try:
+        found = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise InputError("--api-keys", str(path), f"a readable YAML file ({type(error).__name__})") from None
+    if not isinstance(found, dict) or not found or not all(isinstance(key, str) for key in found.values()):
+        raise InputError("--api-keys", str(path), "an object from name to key")
+    return str(found.get(KEY_NAME) or next(iter(found.values())))
 
 
 def _engines(text: str) -> Engines:
