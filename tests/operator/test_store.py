@@ -159,6 +159,14 @@ def test_a_watch_that_owes_an_object_for_long_is_dead_and_a_late_one_is_not(
     assert store.dead_watch() is None
 
 
+def test_a_watch_owes_what_a_shadow_consists_of_as_well(store: Store, clock: Clock) -> None:
+    made = item(5, "try-shadow", "Deployment")
+    made["metadata"]["labels"] = names.shadow_labels("chat", "try")
+    store.wrote(KEY, made)
+    clock.now_s += WATCH_GRACE_S + 1
+    assert "Deployment team/try-shadow" in str(store.dead_watch())
+
+
 def test_after_a_watch_began_anew_every_service_is_read_again(store: Store) -> None:
     other = Key("team", "other")
     during = store.begin(other)

@@ -24,6 +24,8 @@ REPLICA_SET = {"kind": "ReplicaSet", "name": "chat-engine-7d9f", "controller": T
         ("other", [REPLICA_SET], {"chat", "other"}),
         ("", [REPLICA_SET], {"chat"}),
         ("chat", [], {"chat"}),
+        ("chat.shadow", [{"kind": names.RUN_KIND, "name": "try", "controller": True}], {"chat"}),
+        ("chat.shadow", [{**REPLICA_SET, "name": "try-shadow-7d9f"}], {"chat"}),
         ("chat", None, {"chat"}),
         ("chat", [{**MADE, "name": "other", "controller": False}], {"chat"}),
         ("chat", [{"kind": "ReplicaSet", "name": "web-7d9f", "controller": True}], {"chat"}),
