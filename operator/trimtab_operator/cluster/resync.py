@@ -82,12 +82,13 @@ class Resync:
             for key, version in found.items():
                 if self._delivered.get(key) != version and key not in self._suspects:
                     self._suspects[key] = (version, now)
-            for gone in set(self._delivered) - set(found):
-                del self._delivered[gone]
-            for gone in set(self._suspects) - set(found):
-                del self._suspects[gone]
-        # A run of a service that does not exist gets a look too: somebody has to say so.
-        keys = set(found) | {Key(run["metadata"]["namespace"], run["spec"]["service"]) for run in runs}
+            gone = {*self._delivered, *self._suspects} - set(found)
+            for key in gone:
+                self._delivered.pop(key, None)
+                self._suspects.pop(key, None)
+        # One that went between a list and the first word of the watch is deleted without any event: its look forgets it, and what
+        # the watch owes of it. A run of a service that does not exist gets a look too: somebody has to say so.
+        keys = {*found, *gone} | {Key(run["metadata"]["namespace"], run["spec"]["service"]) for run in runs}
         for key in keys:
             self._enqueue(key, random.uniform(0, spread_s))
         self.last_s = now

@@ -165,6 +165,22 @@ def test_a_run_that_got_the_name_of_another_services_run_is_not_taken_for_it(
     assert observer.runs(Key(namespace, "chat")) == ()
 
 
+def test_a_service_that_went_before_the_watch_spoke_of_it_gets_a_last_look(
+    kube: Kube, namespace: str
+) -> None:
+    uid = service(kube, namespace)["metadata"]["uid"]
+    made, _, asked = resync(kube, namespace, Clock())
+    made.once()
+    kube.delete(kinds.SERVICE, namespace, "chat", uid)
+    asked.clear()
+    made.once()
+    assert asked == [Key(namespace, "chat")], (
+        "or what its look has read would be owed by the watches for ever"
+    )
+    made.once()
+    assert asked == [Key(namespace, "chat")]
+
+
 def test_a_watch_that_owes_a_change_for_long_is_dead_and_a_late_one_is_not(
     kube: Kube, namespace: str
 ) -> None:
