@@ -62,6 +62,13 @@ def test_every_shipped_example_is_valid(path: Path) -> None:
     assert schema.load_service(path).name == path.stem
 
 
+def test_the_example_of_a_run_is_valid_and_names_the_demo_example() -> None:
+    [path] = (EXAMPLES[0].parent / "runs").glob("*.yaml")
+    run = schema.parse_run(yaml.safe_load(path.read_text()))
+    assert (run.name, run.spec.service) == (path.stem, "chat")
+    assert run.spec.workload.slice_s == 120
+
+
 def test_the_demo_example_can_be_served_on_this_machine_and_may_be_tuned() -> None:
     chat = schema.load_service(next(p for p in EXAMPLES if p.stem == "chat"))
     support.check(chat, "local")
