@@ -9,6 +9,7 @@ one longer time of both. A time lasts its duration by the clock of physics, from
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from trimtab_operator import cron
 from trimtab_operator.api.service import Limits, QuietTime
@@ -34,15 +35,20 @@ class Quiet:
 
 def in_force(limits: Limits, now: float) -> Quiet | None:
     """The quiet time of `now`, or None."""
-    first = next((i for i, quiet in enumerate(limits.not_during) if _end_s(quiet, now) > now), None)
+    return _in_force(limits.not_during, now) if limits.not_during else None
+
+
+@lru_cache(maxsize=256)  # one look asks several times, of one moment
+def _in_force(not_during: tuple[QuietTime, ...], now: float) -> Quiet | None:
+    first = next((i for i, quiet in enumerate(not_during) if _end_s(quiet, now) > now), None)
     if first is None:
         return None
-    quiet = limits.not_during[first]
+    quiet = not_during[first]
     zone = f", {quiet.time_zone}" if quiet.time_zone else ""
     entry = f"spec.tuning.limits.notDuring[{first}] ({quiet.schedule}{zone})"
     until_s = now
     for _ in range(_MAX_FOLLOWERS):
-        end_s = max(_end_s(each, until_s) for each in limits.not_during)
+        end_s = max(_end_s(each, until_s) for each in not_during)
         if end_s <= until_s:
             return Quiet(entry, until_s)
         until_s = end_s
