@@ -19,22 +19,23 @@ from support.cluster.story import (
     edit_budget,
     service,
     start_run,
+    tuning_run,
     wait_ready,
     wait_until,
 )
 from support.cluster_operator import OperatorProcess, operator
-from trimtab_operator import crds
+from trimtab_operator import crds, names
 
 
 @pytest.fixture
 def places(cluster: Cluster) -> Iterator[tuple[Kubectl, ...]]:
     """The operator's namespace, two that it serves, and one that it does not."""
     mark = os.urandom(2).hex()
-    names = tuple(f"namespaced-{word}-{mark}" for word in ("home", "a", "b", "other"))
-    for name in names:
+    made = tuple(f"namespaced-{word}-{mark}" for word in ("home", "a", "b", "other"))
+    for name in made:
         cluster.kubectl("create", "namespace", name)
-    yield tuple(map(cluster.kubectl.within, names))
-    cluster.kubectl("delete", "namespace", *names, "--wait=false")
+    yield tuple(map(cluster.kubectl.within, made))
+    cluster.kubectl("delete", "namespace", *made, "--wait=false")
 
 
 @pytest.fixture
@@ -45,8 +46,14 @@ def confined(
     home, first, second, other = places
     cluster.kubectl("apply", "--server-side", "-f", str(crds.directory()))
     with operator(cluster.kubeconfig, tmp_path, "confined", "--operator-namespace", home.namespace, "--resync", "10",
+                  "--tuner-image", "trimtab-stand-in:1",
                   "--namespace", first.namespace, "--namespace", second.namespace) as started:  # fmt: skip
         yield first, second, other, started
+
+
+def phases(kubectl: Kubectl) -> list[str]:
+    """Of the pods of a run's worker."""
+    return [pod["status"]["phase"] for pod in kubectl.items("pods", "-l", f"{names.LABEL_RUN}=waits")]
 
 
 def test_with_roles_alone_it_serves_its_namespaces_and_asks_nothing_of_the_cluster(
@@ -71,6 +78,8 @@ def test_with_roles_alone_it_serves_its_namespaces_and_asks_nothing_of_the_clust
     wait_until(lambda: budgets(running, second) == [128])
     second("delete", "trun", "chat-1")
     wait_until(lambda: budgets(running, second) == [512])
+    first.apply(tuning_run("waits"))
+    wait_until(lambda: phases(first) == ["Running"], 90)
 
     looks = running.metric("trimtab_operator_reconcile_total")
     wait_until(lambda: running.metric("trimtab_operator_reconcile_total") > looks + 2)  # a resync has been
@@ -84,5 +93,8 @@ def test_with_roles_alone_it_serves_its_namespaces_and_asks_nothing_of_the_clust
     assert {r.namespace for r in requests if r.resource} == ours
     assert {r.path.split("/")[1] for r in requests if not r.resource} <= {"api", "apis", "version"}
 
+    # A worker of a service that is gone has nothing to work on.
     first("delete", "infsvc", "chat", timeout_s=60)
+    wait_until(lambda: phases(first) == [], 90)
+    first("delete", "trun", "waits")
     wait_until(lambda: first.items(CHILDREN, "-l", OURS) == [])

@@ -282,6 +282,23 @@ def test_one_look_wants_one_worker_for_the_run_whose_turn_it_is() -> None:
     assert look(outside)[0].new_worker is None
 
 
+@pytest.mark.parametrize(
+    "worker",
+    [
+        Worker(job(), (RUNNING,)),
+        Worker(job(), (pod(unschedulable=True),)),
+        Worker(job("Failed"), (ENDED,)),
+        Worker(job()),
+    ],
+)
+def test_a_second_look_says_the_same(worker: Worker) -> None:
+    found = {"workers": {"chat-1": worker}, "worker_pods": worker.pods}
+    first = look(run(), **found)[1].run_statuses["chat-1"]
+    decision, conclusion = look(run(status=first), **found)
+    assert conclusion.run_statuses["chat-1"] == first
+    assert (decision.new_worker, decision.end_workers) == (None, ())
+
+
 def test_in_a_quiet_time_no_run_of_any_kind_begins() -> None:
     always = service(quiet={"schedule": "* * * * *", "duration": "1h"})
     for evaluator in ("Live", "Simulator"):
