@@ -292,9 +292,9 @@ def test_one_look_wants_one_worker_for_the_run_whose_turn_it_is() -> None:
     ],
 )
 def test_a_second_look_says_the_same(worker: Worker) -> None:
-    found = {"workers": {"chat-1": worker}, "worker_pods": worker.pods}
-    first = look(run(), **found)[1].run_statuses["chat-1"]
-    decision, conclusion = look(run(status=first), **found)
+    by_run = {"chat-1": worker}
+    first = look(run(), workers=by_run, worker_pods=worker.pods)[1].run_statuses["chat-1"]
+    decision, conclusion = look(run(status=first), workers=by_run, worker_pods=worker.pods)
     assert conclusion.run_statuses["chat-1"] == first
     assert (decision.new_worker, decision.end_workers) == (None, ())
 
