@@ -68,6 +68,10 @@ def past(chat_namespace: Kubectl, running: OperatorProcess, model: Path) -> Kube
             == [target_ms / 1000]
         )
     )
+    # One request under the targets in force, which the engine counts.
+    body = {"model": "tiny", "prompt": "hello", "max_tokens": 4, "ignore_eos": True}
+    url = f"{address(chat_namespace)}/v1/completions"
+    httpx.post(url, json=body, timeout=60.0, trust_env=False).raise_for_status()
     return chat_namespace
 
 
@@ -111,6 +115,7 @@ def test_a_simulated_run_finds_a_better_config_and_no_engine_notices(
     assert result["before"]["p99TtftSeconds"] > result["after"]["p99TtftSeconds"]
     assert "simulated, no engine ran it: chosen on" in result["message"]
     assert "step times of engine " + pod["metadata"]["name"] in result["message"]
+    assert "violated of 1 requests under what is in force" in result["message"]
     assert 1 <= len(status["trials"]) <= 6
     assert all(trial["requests"] > 0 for trial in status["trials"])
     assert "applied" not in status

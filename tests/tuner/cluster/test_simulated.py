@@ -10,8 +10,9 @@ from support.simulations import step_time
 from trimtab_engine.core.live import LiveConfig
 from trimtab_tuner.cluster.pods import Pod
 from trimtab_tuner.cluster.records import Told
-from trimtab_tuner.cluster.simulated import server, step_model
+from trimtab_tuner.cluster.simulated import counted, server, step_model
 from trimtab_tuner.errors import InputError, ServerError
+from trimtab_tuner.metrics.exposition import parse
 
 
 def told(
@@ -54,3 +55,19 @@ def test_the_smallest_pool_is_simulated_with_the_flags_that_engines_tell() -> No
     assert server("chat", LiveConfig(), [told("a")]).enable_prefix_caching
     with pytest.raises(ServerError, match="num_blocks"):
         server("chat", LiveConfig(), [told("a", num_blocks="many")])
+
+
+def test_engines_counts_are_those_of_the_generation_in_force() -> None:
+    def engine(generation: int, late: int) -> str:
+        counts = [
+            ("ttft", "met", 4, 7), ("ttft", "violated", 4, late), ("itl", "violated", 4, 2), ("ttft", "violated", 3, 90),
+        ]  # fmt: skip
+        rows = [
+            f'trimtab_slo_requests_total{{slo_class="default",slo="{slo}",outcome="{outcome}",generation="{g}"}} {n}'
+            for slo, outcome, g, n in counts
+        ]
+        return "\n".join([f"trimtab_live_config_generation {generation}", *rows]) + "\n"
+
+    assert counted([parse(engine(4, 3)), parse(engine(4, 1))]) == (8, 18)
+    assert counted([parse(engine(5, 3))]) == (0, 0)
+    assert counted([]) == (0, 0)

@@ -10,13 +10,18 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import httpx
+
 from trimtab_engine.core.live import LiveConfig
 from trimtab_tuner import recorded
 from trimtab_tuner import trace as traces
 from trimtab_tuner.cluster import pods
 from trimtab_tuner.cluster.plan import Plan, Work
-from trimtab_tuner.cluster.records import Records, Told
+from trimtab_tuner.cluster.pods import Pod
+from trimtab_tuner.cluster.records import TIMEOUT_S, Records, Told
 from trimtab_tuner.errors import InputError, ServerError
+from trimtab_tuner.metrics.exposition import ExpositionError, Series, parse
+from trimtab_tuner.metrics.names import TRIMTAB
 from trimtab_tuner.recorded import EngineRecords
 from trimtab_tuner.run import RunOptions
 from trimtab_tuner.simulate.cost import StepModel, parse_step_model
@@ -50,7 +55,7 @@ async def make(work: Work) -> Plan:
         touches_engines=False,
         confirmer=simulator.confirmer,
         doubt=simulator.doubt,
-        caveat=simulator.caveat,
+        caveat=simulator.caveat and f"{simulator.caveat}{await _counted(work, told)}",
         facts={name: facts[name] for name in shown if facts[name]},
     )
 
@@ -72,6 +77,39 @@ async def _ask(work: Work) -> tuple[Told, ...]:
         left_out = ", ".join(pod.name for pod in ready if pod not in readable)
         work.say("engines", f"{left_out} came after the run's start and is left out")
     return tuple(await asyncio.gather(*(records.ask(pod) for pod in readable)))
+
+
+async def _counted(work: Work, told: Sequence[Told]) -> str:
+    """What the engines themselves counted under the incumbent, to hold the simulated incumbent against; empty when it cannot be read."""
+
+    async def one(pod: Pod) -> Series:
+        return parse((await work.client.get(pod.metrics_url, timeout=TIMEOUT_S)).raise_for_status().text)
+
+    try:
+        violated, judged = counted(await asyncio.gather(*(one(each.pod) for each in told)))
+    except (httpx.HTTPError, ExpositionError) as error:
+        work.say("engines", f"what they counted is not known: {type(error).__name__}: {error}")
+        return ""
+    return (
+        f"; real engines counted {violated} violated of {judged} requests under what is in force"
+        if judged
+        else ""
+    )
+
+
+def counted(exported: Sequence[Series]) -> tuple[int, int]:
+    """(violated verdicts, requests judged) under the generation in force, over engines."""
+    assert TRIMTAB.slo_requests is not None, "ours has it"
+    assert TRIMTAB.generation is not None, "ours has it"
+    violated = judged = 0.0
+    for series in exported:
+        in_force = {f"{value:.0f}" for value in series.get(TRIMTAB.generation, {}).values()}
+        for labels, value in series.get(TRIMTAB.slo_requests, {}).items():
+            said = dict(labels)
+            if said.get("generation") in in_force:
+                violated += value if said.get("outcome") == "violated" else 0
+                judged += value if said.get("slo") == "ttft" else 0
+    return round(violated), round(judged)
 
 
 def _recorded(work: Work, told: Sequence[Told]) -> Traffic | None:
