@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
+import httpx
+import kubernetes.client
 import pytest
 
+from support.services import resource, run_resource
 from support.simulations import step_time
 from trimtab_engine.core.live import LiveConfig
+from trimtab_tuner.cluster.kube import Kube
+from trimtab_tuner.cluster.objects import run_of, service_of
+from trimtab_tuner.cluster.plan import Plan, Work
 from trimtab_tuner.cluster.pods import Pod
 from trimtab_tuner.cluster.records import Told
-from trimtab_tuner.cluster.simulated import counted, server, step_model
+from trimtab_tuner.cluster.simulated import counted, plan, server, step_model
 from trimtab_tuner.errors import InputError, ServerError
+from trimtab_tuner.evaluate import Measurement
 from trimtab_tuner.metrics.exposition import parse
+from trimtab_tuner.metrics.reading import Reading
+from trimtab_tuner.target import Target
 
 
 def told(
@@ -27,6 +40,83 @@ def told(
     model = None if steps is None else step_time(base).to_json()
     about = {"num_steps": steps, "error_median": 0.02, "error_p95": 0.08} if score is None else score
     return Told(Pod(name, name, "", ""), (), 16, model, facts, about)
+
+
+def work(workload: str = "Recorded", trace: Path | None = None) -> Work:
+    """Of a run that asks nobody."""
+    built, served = run_resource(evaluator="Simulator", maxTrials=7), resource()
+    built["metadata"]["uid"], served["metadata"]["uid"] = "u", "s"
+    client = httpx.AsyncClient()
+    return Work(
+        namespace="team",
+        run=dataclasses.replace(run_of(built), workload=workload),
+        service=service_of(served),
+        incumbent=LiveConfig(),
+        kube=Kube(kubernetes.client.Configuration()),
+        client=client,
+        target=Target(client, "http://127.0.0.1:9"),
+        paused=never,
+        time_left_s=600.0,
+        trace=trace,
+    )
+
+
+async def never() -> str | None:
+    return None
+
+
+def records(count: int) -> tuple[dict[str, Any], ...]:
+    return tuple({"arrival_s": 1000.0 + n, "prompt_tokens": 40, "output_tokens": 8} for n in range(count))
+
+
+def measured(made: Plan) -> Measurement:
+    """What the incumbent's first measurement says."""
+    return asyncio.run(made.evaluator.evaluate(None, baseline=None, on_progress=lambda _: None))
+
+
+@pytest.mark.parametrize(
+    ("engines", "said"),
+    [
+        ([("a", None, 200)], "no engine has run enough steps yet"),
+        (
+            [("a", 100, 0), ("b", 50, 0)],
+            "no engine of chat has recorded a request yet; at least 80 are needed",
+        ),
+        (
+            [("a", 100, 40), ("b", 50, 39)],
+            "recorded by 2 engines of chat: 79 requests, at least 80 are needed",
+        ),
+    ],
+)
+def test_a_run_that_can_find_out_nothing_says_why(
+    engines: list[tuple[str, int | None, int]], said: str
+) -> None:
+    made = plan(
+        work(),
+        [dataclasses.replace(told(name, steps=steps), records=records(n)) for name, steps, n in engines],
+    )
+    found = measured(made)
+    assert found.status == "unknown"
+    assert said in found.reason
+    assert (made.touches_engines, made.caveat) == (False, "")
+
+
+def test_requests_go_to_the_engine_that_had_them_and_a_traces_in_turn(tmp_path: Path) -> None:
+    engines = [dataclasses.replace(told(name), records=records(n)) for name, n in (("a", 60), ("b", 40))]
+    made = plan(work(), engines)
+    assert (made.facts["routing"], made.facts["replicas"], made.facts["requests"]) == ("as recorded", 2, 100)
+    assert made.options.max_trials == 9  # seven candidates, the incumbent and the confirmation
+    assert not made.options.apply
+    found = measured(made)
+    assert found.status == "measured"
+    assert isinstance(found.reading, Reading)
+    assert (found.reading.n, found.reading.targets) == (50, 2)
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records(90)))
+    traced = plan(work("Trace", path), engines)
+    assert (traced.facts["routing"], traced.facts["requests"]) == ("round-robin", 90)
+    with pytest.raises(InputError, match="traceRef"):
+        plan(work("Trace"), engines)
 
 
 def test_the_model_that_saw_most_steps_counts_and_says_how_good_it_is() -> None:

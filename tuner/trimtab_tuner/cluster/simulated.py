@@ -7,6 +7,7 @@ what their scheduler goes by. Requests go to the replica that had them; those of
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,6 +34,12 @@ from trimtab_tuner.simulate.simulate import Server
 async def make(work: Work) -> Plan:
     """The plan of a Simulator run. Raises ServerError when no engine can be asked, InputError for a trace that is none."""
     told = await _ask(work)
+    made = plan(work, told)
+    return dataclasses.replace(made, caveat=made.caveat and f"{made.caveat}{await _counted(work, told)}")
+
+
+def plan(work: Work, told: Sequence[Told]) -> Plan:
+    """What follows from what engines told. A run that can find out nothing has an evaluator that says why."""
     options = RunOptions(max_trials=work.run.max_trials + 2, time_limit_s=work.time_left_s)
     model = step_model(told)
     if model is None:
@@ -55,7 +62,7 @@ async def make(work: Work) -> Plan:
         touches_engines=False,
         confirmer=simulator.confirmer,
         doubt=simulator.doubt,
-        caveat=simulator.caveat and f"{simulator.caveat}{await _counted(work, told)}",
+        caveat=simulator.caveat,
         facts={name: facts[name] for name in shown if facts[name]},
     )
 
