@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import base64
 import json
 from typing import Any
 
+import pytest
+
 from support.services import resource, run_resource
 from trimtab_operator import names, schema
 from trimtab_operator.api import InferenceService, TuningRun
+from trimtab_operator.cluster import main
 from trimtab_operator.plan import worker_job
 from trimtab_operator.plan.shadow import Engines
 from trimtab_operator.plan.tuner_pod import Tuner
@@ -173,3 +177,27 @@ def test_a_trace_is_replayed_with_a_key_where_the_service_asks_for_one() -> None
     assert mounted == {"secretName": "keys", "items": [{"key": "keys.yaml", "path": "keys.yaml"}]}
     for made, where in ((run(), keyed), (run(**trace), service())):
         assert "--api-keys" not in pod_of(worker_job.job(where, made, TUNER, 60.0))["containers"][0]["args"]
+
+
+def told(*flags: str) -> Tuner:
+    """What the operator makes of its command line."""
+    parser = argparse.ArgumentParser()
+    main.add_arguments(parser)
+    return main.tuner_of(parser.parse_args(flags))
+
+
+def test_the_operators_flags_size_workers_and_send_them_to_a_prometheus_without_credentials(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    url = "http://prometheus:9090"
+    made = told(
+        "--tuner-image", "t:2", "--worker-resources", '{"limits": {"memory": "1Gi"}}', "--prometheus-url", url
+    )
+    assert made == Tuner("t:2", {"limits": {"memory": "1Gi"}}, url)
+    assert (
+        told("--prometheus-url", url, "--prometheus-credentials", "/etc/credentials").prometheus_url is None
+    )
+    for wrong in ("{", "[]"):
+        with pytest.raises(SystemExit):
+            told("--worker-resources", wrong)
+        assert "--worker-resources" in capsys.readouterr().err

@@ -256,7 +256,7 @@ class Operator:
                     self._home,
                     self._arguments.room_patience,
                     self._hub,
-                    _tuner(self._arguments),
+                    tuner_of(self._arguments),
                 )
                 return signer
             time.sleep(START_RETRY_S)
@@ -378,7 +378,7 @@ class Operator:
         engines.close()
 
 
-def _tuner(arguments: argparse.Namespace) -> Tuner:
+def tuner_of(arguments: argparse.Namespace) -> Tuner:
     """How workers are made. One that needs credentials for Prometheus would need a Secret: it scrapes engines itself."""
     asks = arguments.prometheus_credentials is not None
     url = None if asks else arguments.prometheus_url
