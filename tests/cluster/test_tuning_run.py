@@ -50,7 +50,7 @@ def slo(target_ms: int = 3_600_000) -> Json:
 
 
 @pytest.fixture(scope="module")
-def busy(
+def served(
     chat_namespace: Kubectl, running: OperatorProcess, model: Path
 ) -> Iterator[tuple[Kubectl, TwoClasses]]:
     """Two replicas that take one request at a time, and more clients than that; the target is missed by who queues."""
@@ -63,6 +63,13 @@ def busy(
         patch(chat_namespace, slo=slo(target_ms))
         wait_until(lambda: targets(running, chat_namespace) == {target_ms / 1000})
         yield chat_namespace, traffic
+
+
+@pytest.fixture
+def busy(served: tuple[Kubectl, TwoClasses]) -> tuple[Kubectl, TwoClasses]:
+    """The service and its traffic, without a run of the test before: the oldest acts, and others wait."""
+    served[0]("delete", "trun", "--all")
+    return served
 
 
 def patch(kubectl: Kubectl, **spec: Any) -> None:

@@ -100,9 +100,9 @@ def serve_prometheus(
     """A Prometheus with these scrape jobs and rules; its URL. port: None for any."""
     binary = prometheus_binary()
     with tempfile.TemporaryDirectory(prefix="trimtab-prom-") as folder:
-        timing = {f"{what}_interval": f"{interval_s:g}s" for what in ("scrape", "evaluation")}
+        timing = {f"{what}_interval": f"{round(interval_s * 1000)}ms" for what in ("scrape", "evaluation")}
         configuration = {
-            "global": {**timing, "scrape_timeout": f"{interval_s:g}s"},
+            "global": {**timing, "scrape_timeout": f"{round(interval_s * 1000)}ms"},
             "scrape_configs": list(jobs),
             "rule_files": [f"{folder}/rules.yml"],
         }
