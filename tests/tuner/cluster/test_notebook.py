@@ -73,9 +73,10 @@ def test_a_worker_goes_on_where_the_one_before_it_stood() -> None:
         {"number": "0", "state": "Complete", "config": {}},
         {"number": 0, "state": "Complete"},
         {"number": 0, "state": "Complete", "config": {"maxNumSeqs": 4}, "requests": "many", "violated": 1},
+        {"number": 0, "state": "Pruned", "config": {"maxNumSeqs": 4}, "requests": 50, "violated": 1},
     ],
 )
-def test_what_somebody_else_wrote_into_trials_is_never_believed(row: Json) -> None:
+def test_what_makes_no_sense_or_was_cut_short_counts_and_says_nothing(row: Json) -> None:
     known = [worker.known(found, make_config()) for found in resumed(row).trials]
     assert not any(k.complete for k in known)
 
@@ -100,6 +101,7 @@ def test_everything_that_is_written_fits_into_the_resource() -> None:
     }
     jsonschema.validate(status, status_schema())
     assert row.to_json()["message"].endswith("…")
+    assert row.to_json()["requests"] == 2**31 - 1
     assert result["config"]["maxNumBatchedTokens"] == 256
 
 
