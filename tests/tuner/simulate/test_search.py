@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import itertools
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -204,23 +205,25 @@ def test_no_clock_is_read_while_a_config_is_measured(monkeypatch: pytest.MonkeyP
 
 
 def test_a_measurement_that_is_given_up_ends_at_once() -> None:
-    by = simulator(busy(requests=2000))
+    by, seen, go_on = simulator(busy()), list[float](), threading.Event()
 
     async def give_up() -> None:
-        begun = asyncio.Event()
-        loop = asyncio.get_running_loop()
+        loop, begun = asyncio.get_running_loop(), asyncio.Event()
 
         def progress(done: float) -> None:
-            assert done < 0.9, "it should have ended by now"
+            seen.append(done)
             loop.call_soon_threadsafe(begun.set)
+            assert go_on.wait(60)
 
         work = asyncio.create_task(by.chooser.evaluate(None, baseline=None, on_progress=progress))
         await begun.wait()
         work.cancel()
+        loop.call_soon(go_on.set)  # after the task has heard of it
         with pytest.raises(asyncio.CancelledError):
             await work
 
     asyncio.run(give_up())
+    assert len(seen) == 1
 
 
 # ---- the command -------------------------------------------------------------------------------------------------
