@@ -64,6 +64,21 @@ class _Help(argparse.HelpFormatter):
         return "\n\n".join(p if "\n  " in f"\n{p}" else textwrap.fill(p, width) for p in parts)
 
 
+class _Once(argparse.Action):
+    """Takes one value. Unlike kubectl we act on one file; of two, argparse alone would silently take the last."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option: str | None = None,
+    ) -> None:
+        if getattr(namespace, self.dest) is not None:
+            parser.error(f"{option} is given twice; name one file a call")
+        setattr(namespace, self.dest, values)
+
+
 def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     """All commands. The options of `run` and `local` are declared only for the one that is the `command`: their parts load
     slowly."""
@@ -91,6 +106,7 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
         description=_LOCAL,
         formatter_class=_Help,
     )
+    _add_file(local, "one InferenceService; edits are followed")
     if command == "local":
         from trimtab_operator.local.main import add_arguments
 
@@ -101,7 +117,7 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
         description=_RENDER,
         formatter_class=_Help,
     )
-    _add_file(rendering)
+    _add_file(rendering, "one InferenceService")
     rendering.add_argument(
         "--diff",
         type=Path,
@@ -127,21 +143,22 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
         description=_VALIDATE,
         formatter_class=_Help,
     )
-    _add_file(validation)
+    _add_file(validation, "one InferenceService or TuningRun")
     validation.add_argument(
         "--old", type=Path, metavar="OLD", help="judge FILE as an update of OLD (rules on what may change)"
     )
     return parser
 
 
-def _add_file(parser: argparse.ArgumentParser) -> None:
+def _add_file(parser: argparse.ArgumentParser, holds: str) -> None:
     parser.add_argument(
         "-f",
         "--filename",
         type=Path,
+        action=_Once,
         required=True,
         metavar="FILE",
-        help="YAML file with one InferenceService",
+        help=f"YAML file with {holds}",
     )
 
 

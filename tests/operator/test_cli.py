@@ -26,6 +26,16 @@ def test_validate_says_what_is_valid(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert 'TuningRun "chat-1" is valid' in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("command", ["validate", "render", "local"])
+def test_a_second_file_is_refused_rather_than_the_first_ignored(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([command, "-f", "a.yaml", "-f", "b.yaml"])
+    assert ended.value.code == 2
+    assert "-f is given twice; name one file a call" in capsys.readouterr().err
+
+
 def test_validate_ends_with_2_and_one_line_a_finding(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -46,15 +46,7 @@ class StartError(Exception):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `local`."""
-    parser.add_argument(
-        "-f",
-        "--filename",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="YAML file with one InferenceService; edits are followed",
-    )
+    """Declare the options of `local`, but for the file, which other commands take too."""
     parser.add_argument(
         "--port", type=_port, help="of the service on this machine (spec.service.port); 0 takes a free one"
     )
