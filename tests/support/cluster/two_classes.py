@@ -25,7 +25,7 @@ TOKENS = 4
 class TwoClasses:
     """Runs between enter and exit, in a thread of its own. Nothing is retried; what goes wrong is in `failed`."""
 
-    def __init__(self, url: str, *, patient: int = 24, interactive: int = 2, model: str = "tiny") -> None:
+    def __init__(self, url: str, *, patient: int = 32, interactive: int = 2, model: str = "tiny") -> None:
         """url: of the Service, without /v1."""
         self._url = f"{url}/v1/completions"
         self._model = model
@@ -47,13 +47,13 @@ class TwoClasses:
         self._thread.join(120)
 
     def calm_target_s(self, timeout_s: float = 120.0) -> float:
-        """A quarter of what an interactive request waits now: missed by those that queue, kept by those that do not."""
+        """A third of what an interactive request waits now: missed by those that queue, kept by those that do not."""
         seen, deadline_s = len(self.first_tokens_s) + 4, time.monotonic() + timeout_s
         while len(self.first_tokens_s) < seen + 8:
             assert self.failed == [], self.failed
             assert time.monotonic() < deadline_s, f"{len(self.first_tokens_s)} interactive answers"
             time.sleep(0.1)
-        return statistics.median(self.first_tokens_s[seen:]) / 4
+        return statistics.median(self.first_tokens_s[seen:]) / 3
 
     async def _run(self) -> None:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
