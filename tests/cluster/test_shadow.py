@@ -1,0 +1,206 @@
+"""A Shadow run on real engines: recorded requests are replayed to added ones, and the service's own notice nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from support.cluster.kubectl import Kubectl
+from support.cluster.story import (
+    OURS,
+    Json,
+    address,
+    condition,
+    engines,
+    read_back,
+    restarts,
+    service,
+    wait_ready,
+    wait_until,
+)
+from support.cluster.traffic import Traffic
+from support.cluster_operator import OperatorProcess
+from trimtab_operator import names
+
+GPU, INTERACTIVE = "nvidia.com/gpu", "interactive"
+RUN_S = 300.0
+TUNING = {"mode": "Apply", "limits": {"extraReplicas": 1, "maxThroughputLoss": "90%"},
+          "parameters": [{"name": "schedulingPolicy", "choices": ["fcfs", "sla-aware"]}]}  # fmt: skip
+SHADOW_KINDS = "deployments,replicasets,pods,services,networkpolicies"
+
+
+def slo(target_ms: int = 3_600_000) -> Json:
+    """One class in a hurry; everybody else has an hour."""
+    hurry = {"name": INTERACTIVE, "ttft": f"{target_ms}ms"}
+    return {"ttft": "1h", "itl": "1h", "window": "5m", "classes": [hurry]}
+
+
+def shadow_pods(kubectl: Kubectl) -> list[Json]:
+    return kubectl.items("pods", "-l", f"{OURS}=chat.shadow")
+
+
+def create(kubectl: Kubectl, name: str, **spec: Any) -> None:
+    """As a person does."""
+    run = {
+        "apiVersion": "serving.trimtab.dev/v1alpha1",
+        "kind": "TuningRun",
+        "metadata": {"name": name},
+        "spec": {"service": "chat", "evaluator": "Shadow", "maxTrials": 1, "timeLimit": "20m", **spec},
+    }
+    kubectl("create", "-f", "-", stdin=json.dumps(run))
+
+
+async def bursts(url: str, count: int = 12, patient: int = 16) -> list[float]:
+    """Each time many requests that nobody waits for, and an interactive one as soon as the first of them is served → what that one
+    waited. With fcfs it waits for all of them, with sla-aware for one, however fast the machine is."""
+    waited: list[float] = []
+    async with httpx.AsyncClient(timeout=120, trust_env=False) as client:
+        for _ in range(count):
+            under_way = asyncio.Event()
+            others = [
+                asyncio.create_task(first_token_s(client, url, None, under_way)) for _ in range(patient)
+            ]
+            await under_way.wait()
+            waited.append(await first_token_s(client, url, INTERACTIVE))
+            await asyncio.gather(*others)
+    return waited
+
+
+async def first_token_s(
+    client: httpx.AsyncClient, url: str, slo_class: str | None, seen: asyncio.Event | None = None
+) -> float:
+    """One streamed completion, to its end → seconds to its first token."""
+    # Long enough that what counts is the queue, not the way to the engine and back.
+    tokens = 24 if slo_class is None else 4
+    body: Json = {
+        "model": "tiny",
+        "prompt": "hello",
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    body |= {} if slo_class is None else {"slo_class": slo_class}
+    began, found = time.monotonic(), None
+    async with client.stream("POST", f"{url}/v1/completions", json=body) as answer:
+        assert answer.status_code == 200, (await answer.aread()).decode()
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {") and found is None:
+                found = time.monotonic() - began
+                if seen is not None:
+                    seen.set()
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def recorded(chat_namespace: Kubectl, running: OperatorProcess, model: Path) -> Kubectl:
+    """A service whose one engine holds a node's GPUs, takes one request at a time, and has recorded bursts."""
+    wanted = service(model, tuning=TUNING, slo=slo())
+    wanted["spec"]["engine"]["maxNumSeqs"] = 1
+    [container] = wanted["spec"]["podTemplate"]["spec"]["containers"]
+    container["resources"] = {"limits": {GPU: 2}}
+    chat_namespace.apply(wanted)
+    wait_ready(chat_namespace, timeout_s=150)
+    waited = asyncio.run(bursts(address(chat_namespace)))
+    target_ms = max(1, round(1000 * statistics.median(waited) / 5))
+    patch = {"spec": {"slo": slo(target_ms)}}
+    chat_namespace("patch", "infsvc", "chat", "--type=merge", "-p", json.dumps(patch))
+    [own] = engines(chat_namespace)
+    wait_until(lambda: target_s(running, own) == target_ms / 1000)
+    return chat_namespace
+
+
+def target_s(running: OperatorProcess, pod: Json) -> float:
+    """The interactive class' target in the engine."""
+    classes = read_back(running, pod)["in_force"]["config"]["slo"]["classes"]
+    found: float = next(c["ttft_s"] for c in classes if c["name"] == INTERACTIVE)
+    return found
+
+
+def test_a_shadow_run_measures_on_engines_of_its_own_and_nobodys_request_meets_a_candidate(
+    recorded: Kubectl, running: OperatorProcess
+) -> None:
+    kubectl = recorded
+    [own] = engines(kubectl)
+    name, standing = own["metadata"]["name"], read_back(running, own)["highest_generation"]
+    create(kubectl, "try")
+    applied = kubectl.wait_for("tried", "trun", "try", timeout_s=RUN_S,
+                               condition=lambda r: r.get("status", {}).get("applied", {}).get("pods") == "1/1")  # fmt: skip
+    [pod] = shadow_pods(kubectl)
+    assert pod["spec"]["containers"][0]["resources"]["limits"][GPU] == "2"
+    trying = read_back(running, pod)["candidate"]
+    assert trying["generation"] == applied["status"]["applied"]["generation"]
+    answer = httpx.get(f"http://{pod['status']['podIP']}:8000/v1/models", timeout=30)
+    assert answer.status_code == 401, "only the run's worker has its key"
+    with Traffic(address(kubectl)) as traffic:
+        # Nothing of it is the service's.
+        mine = read_back(running, own)
+        assert (mine["candidate"], mine["highest_generation"]) == (None, standing)
+        endpoints = kubectl.items("endpointslices", "-l", "kubernetes.io/service-name=chat")
+        assert {e["targetRef"]["name"] for s in endpoints for e in s["endpoints"]} == {name}
+        selector = kubectl.get("infsvc", "chat")["status"]["selector"]
+        assert [p["metadata"]["name"] for p in kubectl.items("pods", "-l", selector)] == [name]
+        over = kubectl.wait_for("over", "trun", "try", timeout_s=RUN_S,
+                                condition=lambda r: r["status"]["phase"] in ("Succeeded", "Failed", "Stopped"))  # fmt: skip
+        wait_until(lambda: shadow_left(kubectl) == [], 60, "the shadow stays")
+    traffic.check()
+    said = json.dumps(over["status"], indent=1)
+    assert over["status"]["phase"] == "Succeeded", said
+    result = over["status"]["result"]
+    assert result["verdict"] == "Applied", said
+    assert result["config"]["schedulingPolicy"] == "sla-aware", said
+    assert result["before"]["violated"] > result["after"]["violated"], said
+    wait_until(lambda: read_back(running, own)["in_force"]["config"]["scheduling_policy"] == "sla-aware")
+    assert [(p["metadata"]["uid"], restarts(p)) for p in engines(kubectl)] == [(own["metadata"]["uid"], 0)]
+
+
+def shadow_left(kubectl: Kubectl) -> list[str]:
+    return [item["metadata"]["name"] for item in kubectl.items(SHADOW_KINDS, "-l", f"{OURS}=chat.shadow")]
+
+
+def test_the_service_has_to_allow_shadows_and_comes_before_them(
+    recorded: Kubectl, running: OperatorProcess
+) -> None:
+    kubectl = recorded
+    allow(kubectl, 0)
+    create(kubectl, "refused")
+    refused = wait_reason(kubectl, "refused", "Stalled", names.NOT_ALLOWED_BY_SERVICE)
+    assert "spec.tuning.limits.extraReplicas: 0 is not allowed; at least 1" in refused
+    allow(kubectl, 1)
+    wait_until(lambda: [p for p in shadow_pods(kubectl) if p["spec"].get("nodeName")], 60, "no shadow")
+    # Two nodes of two GPUs: the next pod of the service's own has a place only where the shadow is.
+    kubectl("scale", "infsvc", "chat", "--replicas=2")
+    assert "Insufficient nvidia.com/gpu" in wait_reason(kubectl, "refused", "Stalled", names.MADE_ROOM)
+    assert kubectl.get("trun", "refused")["status"]["phase"] == "Stopped"
+    wait_until(lambda: len(engines(kubectl)) == 2, 120, "the service did not get its place back")
+    assert shadow_left(kubectl) == []
+    # And where there is none at all, the run says so.
+    create(kubectl, "full")
+    said = wait_reason(kubectl, "full", "Ready", names.SHADOW_NOT_READY, "Insufficient nvidia.com/gpu")
+    assert said.startswith("0 of 1 shadow pods are ready; full-shadow-")
+    kubectl("annotate", "infsvc", "chat", f"{names.ANNOTATION_TUNING}=paused")
+    wait_until(lambda: shadow_left(kubectl) == [], 60, "a paused run keeps its engines")
+
+
+def allow(kubectl: Kubectl, replicas: int) -> None:
+    patch = {"spec": {"tuning": {"limits": {"extraReplicas": replicas}}}}
+    kubectl("patch", "infsvc", "chat", "--type=merge", "-p", json.dumps(patch))
+
+
+def wait_reason(kubectl: Kubectl, run: str, kind: str, reason: str, words: str = "") -> str:
+    """Until the run's condition has that reason, and the words → its message."""
+
+    def met(found: Json) -> bool:
+        now = condition(found, kind)
+        return now["reason"] == reason and words in now["message"]
+
+    found = kubectl.wait_for(f"{kind} {reason}", "trun", run, condition=met, timeout_s=120)
+    message: str = condition(found, kind)["message"]
+    return message
