@@ -97,7 +97,7 @@ def test_description_ends_with_when_a_change_takes_effect(kind: str, path: str, 
     want = effects(kind, path)
     assert said[1] == (want.pop() if len(want) == 1 else "as each field says")
     if kind == names.RUN_KIND:
-        assert said[1] == "at once (it cannot change)", "the whole spec of a run is read once"
+        assert said[1] == "refused, since spec is read once"
     elif said[1] != "as each field says":
         assert said[1].removesuffix(" (it cannot change)") == effect_of(path.replace("[]", ""))[0]
 
