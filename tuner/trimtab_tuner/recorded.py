@@ -78,7 +78,7 @@ def merge(
         changes.append(f"left out {unusable} requests that got no token")
     trace = Trace(
         tuple(rebased([request for request, _ in kept])),
-        f"recorded by {len(engines)} engines of {service}",
+        f"recorded by {len(engines)} {'engine' if len(engines) == 1 else 'engines'} of {service}",
         "records",
         next(iter(sizes), None),
         tuple(changes),

@@ -80,12 +80,14 @@ def measured(made: Plan) -> Measurement:
         ([("a", None, 200)], "no engine has run enough steps yet"),
         (
             [("a", 100, 0), ("b", 50, 0)],
-            "no engine of chat has recorded a request yet; at least 80 are needed",
+            "no engine of chat has recorded a request yet, at least 80 are needed (half to choose by, half to confirm); "
+            "send it traffic first, then create another run",
         ),
         (
             [("a", 100, 40), ("b", 50, 39)],
             "recorded by 2 engines of chat: 79 requests, at least 80 are needed",
         ),
+        ([("a", 100, 1)], "recorded by 1 engine of chat: 1 requests, at least 80 are needed"),
     ],
 )
 def test_a_run_that_can_find_out_nothing_says_why(

@@ -49,9 +49,9 @@ def plan(work: Work, told: Sequence[Told]) -> Plan:
             "no engine has run enough steps yet to have a step-time model; send it traffic first",
         )
     traffic = _trace(work, len(told)) if work.run.workload == "Trace" else _recorded(work, told)
-    if traffic is None:
-        return _nothing(work, options, f"no engine of {work.service.name} has recorded a request yet; "
-                        f"at least {2 * LIMITS.min_requests} are needed")  # fmt: skip
+    least = 2 * LIMITS.min_requests
+    if traffic is None or len(traffic.trace) < least:
+        return _nothing(work, options, _too_little(work, traffic, least))
     simulator = Simulator(work.incumbent, traffic, model, server(work.service.name, work.incumbent, told))
     facts = simulator.facts()
     shown = ("trace", "requests", "span_s", "trace_changes", "replicas", "routing", "num_blocks")
@@ -65,6 +65,15 @@ def plan(work: Work, told: Sequence[Told]) -> Plan:
         caveat=simulator.caveat,
         facts={name: facts[name] for name in shown if facts[name]},
     )
+
+
+def _too_little(work: Work, traffic: Traffic | None, least: int) -> str:
+    """What there is, and what to do about it: a run that is over is not tried again."""
+    there = f"no engine of {work.service.name} has recorded a request yet"
+    if traffic is not None:
+        there = f"{traffic.trace.source}: {len(traffic.trace)} requests"
+    mend = "send it traffic first" if work.run.workload == "Recorded" else "name a longer trace"
+    return f"{there}, at least {least} are needed (half to choose by, half to confirm); {mend}, then create another run"
 
 
 def _nothing(work: Work, options: RunOptions, reason: str) -> Plan:
