@@ -201,3 +201,23 @@ def test_the_operators_flags_size_workers_and_send_them_to_a_prometheus_without_
         with pytest.raises(SystemExit):
             told("--worker-resources", wrong)
         assert "--worker-resources" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [
+        ("10.96.0.9", "http://10.96.0.9:8000"),
+        ("fd00::9", "http://[fd00::9]:8000"),
+        ("None", None),
+        (None, None),
+    ],
+)
+def test_a_trace_is_replayed_to_the_services_address_where_it_has_one(
+    address: str | None, url: str | None
+) -> None:
+    trace: Json = {"workload": {"type": "Trace", "traceRef": {"name": "t"}}}
+    built = worker_job.job(service(), run(**trace), TUNER, 60.0, address=address)
+    words = pod_of(built)["containers"][0]["args"]
+    assert (words[words.index("--url") + 1] if "--url" in words else None) == url
+    usual = worker_job.job(service(), run(), TUNER, 60.0, address=address)
+    assert "--url" not in pod_of(usual)["containers"][0]["args"], "nothing is sent to it"

@@ -288,7 +288,9 @@ class Reconciler:
         ready = [pod for pod in observed.pods if pods.admin_reachable(pod)]
         tokens = self._engines.read_tokens(ready, TOKEN_LIFE_S)
         shadow = decision.shadow.engines
-        made = objects.make(observed.service, wanting, self._settings.tuner, tokens, shadow)
+        front = observed.child("Service", names.service(observed.service.name)) or {}
+        address = front.get("spec", {}).get("clusterIP")
+        made = objects.make(observed.service, wanting, self._settings.tuner, tokens, shadow, address)
         if isinstance(made, workers.Obstacle):
             return replace(observed, worker_problem=made)
         logger.info("made a worker", extra={"run": f"{wanting.metadata.namespace}/{wanting.name}"})

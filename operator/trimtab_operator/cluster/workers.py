@@ -55,6 +55,7 @@ class WorkerObjects:
         tuner: Tuner,
         tokens: Mapping[str, str],
         engines: Engines | None = None,
+        address: str | None = None,
     ) -> Json | Obstacle:
         """Make what is missing → the Job, or why there is none. `tokens` by the UID of an engine's pod; `engines` of a Shadow run."""
         try:
@@ -65,7 +66,9 @@ class WorkerObjects:
             secret = self._tokens(run, tokens)
             began = run.status.start_time
             spent_s = 0.0 if began is None else self._now() - pods.unix(began)
-            made = worker_job.job(service, run, tuner, run.spec.time_limit_s - spent_s, secret, engines)
+            made = worker_job.job(
+                service, run, tuner, run.spec.time_limit_s - spent_s, secret, engines, address
+            )
             return self._kube.create(made)
         except Conflict:
             return Obstacle("Pending", "somebody made its worker at the same time")

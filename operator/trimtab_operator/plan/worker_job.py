@@ -76,8 +76,10 @@ def job(
     left_s: float,
     secret: str | None = None,
     engines: Engines | None = None,
+    address: str | None = None,
 ) -> Manifest:
-    """The Job, which has `left_s` of the run's time limit; `secret`: name of the Secret with tokens; `engines` are a Shadow run's own."""
+    """The Job, which has `left_s` of the run's time limit; `secret`: name of the Secret with tokens; `engines` are a Shadow run's own;
+    `address` is the service's in the cluster, so that a replay needs no name look-up."""
     mounts = [
         Mount("tokens", TOKENS_DIRECTORY, {"secret": {"secretName": secret or names.worker(run.name)}}),
     ]
@@ -119,7 +121,7 @@ def job(
         "template": tuner_pod(
             tuner,
             container=names.WORKER_CONTAINER,
-            arguments=arguments(run, tuner, engines, keys),
+            arguments=[*arguments(run, tuner, engines, keys), *_where(service, run, address)],
             labels=run_labels(run, names.WORKER_COMPONENT),
             account=names.worker(run.name),
             mounts=mounts,
@@ -153,6 +155,14 @@ def arguments(
     if engines is not None:
         words += ["--engines", f"{engines.replicas}@{engines.url}"]
     return words
+
+
+def _where(service: InferenceService, run: TuningRun, address: str | None) -> list[str]:
+    """Where a Live run's trace is replayed to; nothing where the worker has to go by the service's name."""
+    if run.spec.evaluator != "Live" or run.spec.workload.trace_ref is None or address in (None, "", "None"):
+        return []
+    host = f"[{address}]" if ":" in str(address) else address
+    return ["--url", f"http://{host}:{service.spec.service.port}"]
 
 
 def _api_key(engines: Engines) -> Manifest:

@@ -70,12 +70,3 @@ def test_an_engine_is_a_ready_pod_behind_the_service() -> None:
     assert pods.of_slice({"ports": None, "endpoints": None}) == []
     v6 = pods.of_slice(endpoint_slice(addresses=["fd00::7"]))
     assert v6[0].metrics_url == "http://[fd00::7]:8000/metrics"
-
-
-def test_a_service_is_reached_without_a_name_look_up_where_the_kubelet_gives_its_address() -> None:
-    given = {"MY_CHAT_SERVICE_HOST": "10.96.0.9"}
-    assert live.service_url("team", "my-chat", 8080, given) == "http://10.96.0.9:8080"
-    assert live.service_url("team", "my-chat", 8080, {}) == "http://my-chat.team.svc:8080"
-    assert (
-        live.service_url("team", "my-chat", 80, {"MY_CHAT_SERVICE_HOST": "fd00::1"}) == "http://[fd00::1]:80"
-    )

@@ -5,7 +5,6 @@ Called by `evaluators`. Engines' series are per generation, so in mode Canary th
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 
 from trimtab_tuner import trace as traces
@@ -126,7 +125,7 @@ async def _on_trace(work: Work, find: PodFinder) -> Plan:
     trace = traces.load(work.trace)
     workload = ReplayWorkload(
         trace,
-        service_url(work.namespace, work.service.name, work.service.port, os.environ),
+        work.url or f"http://{work.service.name}.{work.namespace}.svc:{work.service.port}",
         slo=work.incumbent.slo,
         options=ReplayOptions(api_key=work.api_key),
     )
@@ -153,10 +152,3 @@ def _facts(work: Work, engines: Engines) -> Mapping[str, object]:
         "metrics": "scraping" if work.prometheus is None else "prometheus",
         "interval_s": round(engines.interval_s, 2),
     }
-
-
-def service_url(namespace: str, name: str, port: int, environment: Mapping[str, str]) -> str:
-    """Where the service is served: by what the kubelet put into the environment (no name look-up needed), else by its name."""
-    variable = f"{name.upper().replace('-', '_')}_SERVICE_HOST"
-    host = environment.get(variable) or f"{name}.{namespace}.svc"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -44,6 +44,7 @@ class Work:
     time_left_s: float
     prometheus: str | None = None
     trace: Path | None = None
+    url: str | None = None  # the service's address in the cluster, where it is known
     tokens: Mapping[str, str] = field(default_factory=dict)  # read tokens by pod UID
     api_key: str | None = None  # of whom a replay asks: the service, or the run's own engines
     engines: Engines | None = None  # of a Shadow run

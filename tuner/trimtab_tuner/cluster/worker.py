@@ -52,6 +52,7 @@ class Orders:
     run: str
     prometheus: str | None = None
     trace: Path | None = None
+    url: str | None = None
     tokens: Mapping[str, str] = field(default_factory=dict)
     api_key: str | None = None
     engines: Engines | None = None
@@ -110,6 +111,7 @@ async def _tune(kube: Kube, orders: Orders, run: Run, notebook: Notebook, log: V
                 time_left_s=left_s,
                 prometheus=orders.prometheus,
                 trace=orders.trace,
+                url=orders.url,
                 tokens=orders.tokens,
                 api_key=orders.api_key,
                 engines=orders.engines,

@@ -43,6 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--trace", metavar="FILE", help="the trace of spec.workload.traceRef")
     parser.add_argument(
+        "--url", metavar="URL", help="where a Live run replays it to (default: the service by its name)"
+    )
+    parser.add_argument(
         "--engines",
         metavar="N@URL",
         help="number and address of the engines that a Shadow run has of its own",
@@ -70,6 +73,7 @@ def main(args: argparse.Namespace) -> int:
             args.run,
             prometheus=args.prometheus,
             trace=None if args.trace is None else Path(args.trace),
+            url=args.url,
             tokens=records.load_tokens(None if args.tokens is None else Path(args.tokens)),
             api_key=(os.environ.get(API_KEY_VARIABLE) or None)
             if args.api_keys is None
