@@ -14,7 +14,7 @@ import pytest
 from support.pods import T0, moment, pod
 from support.services import BUDGET_PARAMETER, flag, resource, run_resource
 from trimtab_engine.server.openai.auth import ApiKeys
-from trimtab_operator import names, schema
+from trimtab_operator import names, schema, support
 from trimtab_operator.api import InferenceService, TuningRun
 from trimtab_operator.plan import alerts, pods, shadow
 from trimtab_operator.plan import monitors as plan_monitors
@@ -410,3 +410,8 @@ def test_the_service_has_to_allow_them(tuning: Json, path: str) -> None:
     found = planned(chat(tuning=tuning), run())
     assert found.ended is not None
     assert path in found.ended[1]
+
+
+def test_local_mode_which_adds_no_engines_says_so() -> None:
+    assert [found.path for found in support.later(chat(), "local")] == [shadow.LIMIT]
+    assert support.later(chat(), "cluster") == ()
