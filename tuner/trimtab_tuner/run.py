@@ -192,6 +192,7 @@ class TuningRun:
         self._diagnosis: Diagnosis | None = None
         self._step_time: StepTime | None = None
         self._throughput: Throughput | None = None
+        self._unmeasured = ""  # why the last candidate that could not be measured was not
 
     async def execute(self) -> RunResult:
         """The whole run. Raises ServerError when the service cannot be reached; the incumbent is in force then too."""
@@ -229,10 +230,20 @@ class TuningRun:
         if isinstance(best, str):
             return self._finish("Paused", best, before, before)
         if best is None:
-            tried = sum(t.role == "explore" for t in self._trials)
-            reason = "no trial violated less than the incumbent" if tried else "there was no candidate to try"
-            return self._finish("Kept", reason, before, before)
+            outcome, reason = self._without_winner()
+            return self._finish(outcome, reason, before, before)
         return await self._confirm(best, baseline, before)
+
+    def _without_winner(self) -> tuple[Outcome, str]:
+        """What a search says that found nothing better. Without a single measured candidate it knows nothing."""
+        tried = [trial for trial in self._trials if trial.role == "explore"]
+        measured = any(trial.score is not None for trial in tried)
+        if self._unmeasured and not measured and all(known.objective is None for known in self._earlier):
+            return "Unknown", f"no candidate could be measured; of the last one: {self._unmeasured}"
+        return (
+            "Kept",
+            "no trial violated less than the incumbent" if tried else "there was no candidate to try",
+        )
 
     def _explain(self, reading: Reading, config: LiveConfig) -> None:
         self._diagnosis = diagnose(reading, config)
@@ -280,7 +291,7 @@ class TuningRun:
                 study.tell(proposal, scores.broken("refused"))
                 self._audit.write("refused", config=config.to_json(), reason=str(refusal))
                 self._view.note("refused", f"{space.describe(config, before)}: {refusal}")
-                refusals += 1
+                refusals, self._unmeasured = refusals + 1, str(refusal)
                 self._spent += self._options.count_refused
                 if refusals >= MAX_REFUSALS:
                     break
@@ -289,6 +300,7 @@ class TuningRun:
             trial = self._trials[-1]
             if trial.score is None:
                 study.fail(proposal, trial.reason)
+                self._unmeasured = trial.reason
                 continue
             study.tell(proposal, trial.score)
             if trial.decision == "improves" and self._better(trial.score, best):

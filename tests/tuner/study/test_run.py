@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from trimtab_tuner import cli
 from trimtab_tuner.audit import Audit
 from trimtab_tuner.evaluate import Measurement
 from trimtab_tuner.metrics.reading import Unknown
+from trimtab_tuner.target import TargetRefused
 
 
 def test_a_better_candidate_is_confirmed_on_fresh_requests_and_applied(engine: EngineServer) -> None:
@@ -95,6 +97,34 @@ def test_trials_without_metrics_and_stopped_ones_never_win(engine: EngineServer)
     result, _ = tune(engine.admin_url, cliff, prepare=bad, apply=True, max_trials=8)
     assert result.outcome == "Kept"
     assert {t.decision for t in result.trials} <= {"incumbent", "unknown", "stopped"}
+
+
+def refuse(evaluator: Simulated) -> None:
+    """Whatever it is asked to try is refused, as by an owner whose edit is invalid."""
+    measure = evaluator.evaluate
+
+    async def refused(config: LiveConfig | None, **options: Any) -> Measurement:
+        if config is not None:
+            raise TargetRefused("spec.slo.itl: not allowed")
+        return await measure(config, **options)
+
+    evaluator.evaluate = refused  # type: ignore[method-assign]
+
+
+def blind(evaluator: Simulated) -> None:
+    """Metrics of candidates never come."""
+    evaluator.blind = lambda _: True
+
+
+@pytest.mark.parametrize(("prepare", "why"), [(refuse, "spec.slo.itl: not allowed"), (blind, "")])
+def test_without_a_single_measured_candidate_nothing_is_known(
+    engine: EngineServer, prepare: Callable[[Simulated], None], why: str
+) -> None:
+    result, _ = tune(engine.admin_url, cliff, prepare=prepare, apply=True, max_trials=4)
+    assert result.outcome == "Unknown"
+    assert result.reason.startswith("no candidate could be measured; of the last one: ")
+    assert why in result.reason
+    assert result.after == result.before
 
 
 def test_a_pause_before_and_a_pause_in_the_middle_try_nothing_more(engine: EngineServer) -> None:
