@@ -345,7 +345,8 @@ def _progress(run: TuningRun, phase: str, obstacle: Obstacle | None) -> tuple[st
         # A worker that starts once more is no step back for its run.
         return phase if obstacle.reason == "Pending" else obstacle.reason, obstacle.message
     if phase == "Running":
-        return phase, ""
+        told = f"kubectl logs job/{names.worker(run.name)} has each measurement"
+        return phase, told if workers.wanted(run) else ""
     return phase, "its worker starts" if workers.wanted(run) else support.NO_WORKER
 
 
