@@ -5,12 +5,15 @@ Constants only, so that a word appears once in code, docs and cluster. Imports n
 
 from __future__ import annotations
 
+import hashlib
+
 GROUP = "serving.trimtab.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 SERVICE_KIND = "InferenceService"
 RUN_KIND = "TuningRun"
 MAX_SERVICE_NAME = 40  # CronJob names end at 52 characters, and children add a suffix
+MAX_RUN_NAME = 52  # as the CRD has it
 FIELD_MANAGER = "trimtab-operator"
 
 # Labels and annotations
@@ -201,8 +204,12 @@ def nightly(service: str) -> str:
 
 
 def drift_run(service: str, since_s: float) -> str:
-    """TuningRun for targets that are missed since that Unix time."""
-    return f"{service}-drift-{int(since_s // 60)}"
+    """TuningRun for targets that are missed since that Unix time; a long service name is cut, and told apart by a digest."""
+    suffix = f"-drift-{int(since_s // 60)}"
+    if len(service) + len(suffix) <= MAX_RUN_NAME:
+        return service + suffix
+    mark = hashlib.sha256(service.encode()).hexdigest()[:8]
+    return f"{service[: MAX_RUN_NAME - len(suffix) - 9].rstrip('-')}-{mark}{suffix}"
 
 
 def pod_monitor(service: str) -> str:

@@ -67,6 +67,17 @@ def test_times_hash_and_generation_come_through() -> None:
     assert pods.replica(pod(), {"incumbent": {"generation": 4}}).incumbent_generation == 4
 
 
+@pytest.mark.parametrize(
+    ("time", "text"),
+    [
+        ("9999-12-31T23:59:59-12:00", "9999-12-31T23:59:59Z"),
+        ("0001-01-01T00:00:00+14:00", "1000-01-01T00:00:00Z"),
+    ],
+)
+def test_a_moment_that_utc_has_no_year_for_is_cut(time: str, text: str) -> None:
+    assert pods.rfc3339(pods.unix(time)) == text
+
+
 def test_a_pod_that_was_ready_once_is_known_after_an_operator_restart() -> None:
     assert pods.replica(pod(was_ready_until=90, started=False)).was_ready
     assert not pods.replica(pod()).was_ready

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from support.pods import T0
 from support.runs import tuning_run
-from support.services import BUDGET_PARAMETER, resource
+from support.services import BUDGET_PARAMETER, resource, run_resource
 from trimtab_operator import conditions, names, schema
 from trimtab_operator.api import InferenceService, TuningRun
 from trimtab_operator.api.status import Condition, Resolved, ServiceStatus
@@ -230,6 +230,31 @@ def test_after_a_drift_run_none_is_made_for_an_hour() -> None:
     watch.now += 1
     watch.look("Violated")
     assert len(watch.made) == 2
+
+
+def test_an_end_that_lies_ahead_counts_from_now() -> None:
+    """A status may hold what somebody else wrote, or a clock that was ahead."""
+    watch = Watch()
+    watch.go_on("Violated", LONG_S)
+    watch.finish()
+    [mine] = watch.runs
+    ahead = [replace(c, last_transition_time="9999-12-31T23:59:59-12:00") for c in mine.status.conditions]
+    watch.runs = [replace(mine, status=replace(mine.status, conditions=tuple(ahead)))]
+    assert ahead
+    watch.look("Met")
+    watch.now += 10
+    found = watch.go_on("Violated", LONG_S)
+    assert (found.reason, found.look_again_s) == (names.COOLING_DOWN, watch.now + COOL_DOWN_S)
+
+
+def test_the_longest_name_of_a_service_has_drift_runs_of_its_own() -> None:
+    longest = "c" * names.MAX_SERVICE_NAME
+    found = names.drift_run(longest, T0), names.drift_run(longest[:-1] + "d", T0)
+    assert len(set(found)) == 2
+    assert max(map(len, found)) <= names.MAX_RUN_NAME
+    assert names.drift_run(longest, T0) != names.drift_run(longest, T0 + 60)
+    for name in found:
+        schema.parse_run({**run_resource(), "metadata": {"name": name, "namespace": "team", "uid": "u"}})
 
 
 @pytest.mark.parametrize(

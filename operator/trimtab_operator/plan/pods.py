@@ -39,6 +39,8 @@ _NO_VOLUME = frozenset({"FailedMount", "FailedAttachVolume"})
 CREATING_PATIENCE_S = 5.0
 # A kubelet writes Ready=False when the pod starts; a later change means that it was True in between.
 _EVER_READY_AFTER_S = 2.0
+#: Begin of year 1000 (glibc writes those before with fewer digits) and end of year 9999, in UTC.
+_FIRST_S, _LAST_S = -30_610_224_000.0, 253_402_300_799.0
 # A scheduler's words about volume claims. They say nothing of room on the nodes.
 _CLAIM_MISSING = re.compile(r'persistentvolumeclaim "[^"]*" (not found|is being deleted)', re.IGNORECASE)
 _CLAIM_UNBOUND = re.compile(r"unbound immediate PersistentVolumeClaims", re.IGNORECASE)
@@ -53,7 +55,8 @@ def unix(time: str | None) -> float:
 
 
 def rfc3339(unix_s: float) -> str:
-    """A moment in UTC, to the second."""
+    """A moment in UTC, to the second; what no calendar here has (a status may hold year 9999 west of Greenwich) is cut to its ends."""
+    unix_s = min(max(unix_s, _FIRST_S), _LAST_S)
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

@@ -83,7 +83,8 @@ def verdict(
         message = f"{missed}; a run is made once TuningRun {busy[0]} is over"
         return DriftVerdict(True, names.WAITING_FOR_RUN, message, kept)
     cool_s = max(
-        (_ended_s(r) + COOL_DOWN_S for r in listed if made_runs.origin(r) == made_runs.DRIFT), default=0.0
+        (min(_ended_s(r), now) + COOL_DOWN_S for r in listed if made_runs.origin(r) == made_runs.DRIFT),
+        default=0.0,
     )
     if now < cool_s:
         message = f"{missed}; a run is made after {rfc3339(cool_s)}, an hour after the last drift run ended"
