@@ -145,8 +145,25 @@ def test_the_smallest_pool_is_simulated_with_the_flags_that_engines_tell() -> No
     assert {name: getattr(found, name) for name in flags} == flags
     # An engine of the version before tells none of them.
     assert server("chat", LiveConfig(), [told("a")]).enable_prefix_caching
-    with pytest.raises(ServerError, match="num_blocks"):
-        server("chat", LiveConfig(), [told("a", num_blocks="many")])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_blocks", "many"),
+        ("num_blocks", 10**12),  # each would take memory
+        ("num_swap_blocks", 10**12),
+        ("max_model_len", 10**30),
+        ("swap_block_s", "x"),
+        ("swap_block_s", [1]),
+        ("swap_block_s", -1.0),
+        ("swap_block_s", float("nan")),
+        ("swap_block_s", float("inf")),
+    ],
+)
+def test_facts_that_no_engine_has_are_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(ServerError, match=f"/admin/info: {name}"):
+        server("chat", LiveConfig(), [told("a", **{name: value})])
 
 
 def test_engines_counts_are_those_of_the_generation_in_force() -> None:

@@ -6,6 +6,7 @@ hour. A pod that came later has no token; it is left out, and the caller is told
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,9 +18,13 @@ import httpx
 from trimtab_tuner.cluster.pods import Pod
 from trimtab_tuner.errors import InputError, ServerError
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 30.0  # between two bytes
+MAX_ANSWER_S = 120.0
 PAGE = 5_000
 MAX_PAGES = 20  # an engine's ring holds 20,000
+#: Of one answer: a record of a prompt of 100,000 tokens names its prefix blocks in 0.2 MB.
+MAX_BYTES = 64 * 2**20
+_MOST = 2**53  # of any count
 
 Json = dict[str, Any]
 
@@ -72,11 +77,14 @@ class Records:
         since, block_size, dropped = 0, 16, 0
         for _ in range(MAX_PAGES):
             page = await self._get(pod, "/admin/workload", {"since": str(since), "limit": str(PAGE)})
-            records += [record for record in page.get("records", ()) if isinstance(record, dict)]
-            block_size = int(page.get("block_size", block_size))
-            dropped += int(page.get("dropped", 0))
-            following = int(page.get("next", since))
-            if following <= since or len(page.get("records", ())) < PAGE:
+            listed = page.get("records", [])
+            if not isinstance(listed, list):
+                raise ServerError(f"pod {pod.name}: /admin/workload: records: {listed!r:.80} is no list")
+            records += [record for record in listed if isinstance(record, dict)]
+            block_size = _count(pod, page, "block_size", block_size)
+            dropped += _count(pod, page, "dropped", 0)
+            following = _count(pod, page, "next", since)
+            if following <= since or len(listed) < PAGE:
                 break
             since = following
         fitted = await self._get(pod, "/admin/step-model")
@@ -90,17 +98,39 @@ class Records:
             raise NoToken(f"pod {pod.name}: there is no read token for it; it came after the run's start")
         where = f"pod {pod.name}: GET {pod.admin_url}{path}"
         try:
-            answer = await self._client.get(
-                pod.admin_url + path,
-                params=dict(query or {}),
-                headers={"Authorization": f"Bearer {token}"},
-                timeout=TIMEOUT_S,
-            )
-            document = answer.json()
-        except httpx.HTTPError as error:
+            async with (
+                asyncio.timeout(MAX_ANSWER_S),
+                self._client.stream(
+                    "GET",
+                    pod.admin_url + path,
+                    params=dict(query or {}),
+                    headers={"Authorization": f"Bearer {token}"},
+                    timeout=TIMEOUT_S,
+                ) as answer,
+            ):
+                body = await _body(answer, where)
+            document = json.loads(body)
+        except (httpx.HTTPError, TimeoutError) as error:
             raise ServerError(f"{where}: {type(error).__name__}: {error}") from None
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ServerError(f"{where}: HTTP {answer.status_code}, no JSON") from None
         if answer.status_code != 200 or not isinstance(document, dict):
-            raise ServerError(f"{where}: HTTP {answer.status_code}: {answer.text[:200]}")
+            raise ServerError(f"{where}: HTTP {answer.status_code}: {body[:200].decode(errors='replace')}")
         return document
+
+
+async def _body(answer: httpx.Response, where: str) -> bytes:
+    """All of it. Raises ServerError for one that does not come to an end."""
+    read = bytearray()
+    async for part in answer.aiter_bytes():
+        read += part
+        if len(read) > MAX_BYTES:
+            raise ServerError(f"{where}: the answer is longer than {MAX_BYTES >> 20} MiB")
+    return bytes(read)
+
+
+def _count(pod: Pod, page: Json, name: str, default: int) -> int:
+    value = page.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
+        raise ServerError(f"pod {pod.name}: /admin/workload: {name}: {value!r:.80} is no count")
+    return value

@@ -30,6 +30,9 @@ from trimtab_tuner.simulate.evaluator import Traffic
 from trimtab_tuner.simulate.search import LIMITS, Simulator, Unmeasured
 from trimtab_tuner.simulate.simulate import Server
 
+#: Of blocks, and of anything else that an engine tells: a simulation has memory for each block of the pool.
+MOST = 10_000_000
+
 
 async def make(work: Work) -> Plan:
     """The plan of a Simulator run. Raises ServerError when no engine can be asked, InputError for a trace that is none."""
@@ -167,12 +170,19 @@ def server(service: str, incumbent: LiveConfig, told: Sequence[Told]) -> Server:
         shed_late=facts.get("shed_late") is True,
         fair_tenants=facts.get("fair_tenants") is True,
         num_swap_blocks=_number(facts, "num_swap_blocks", least=0, default=0),
-        swap_block_s=float(facts.get("swap_block_s") or 0.0),
+        swap_block_s=_seconds(facts, "swap_block_s"),
     )
 
 
 def _number(facts: dict[str, Any], name: str, *, least: int = 1, default: int | None = None) -> int:
     value = facts.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ServerError(f"/admin/info: {name}: {value!r} is no whole number of at least {least}")
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
+        raise ServerError(f"/admin/info: {name}: {value!r:.80} is no whole number from {least} to {MOST}")
     return value
+
+
+def _seconds(facts: dict[str, Any], name: str) -> float:
+    value = facts.get(name) or 0.0
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST:
+        raise ServerError(f"/admin/info: {name}: {value!r:.80} is no time in seconds")
+    return float(value)
