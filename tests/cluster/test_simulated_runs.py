@@ -115,7 +115,7 @@ def test_a_simulated_run_finds_a_better_config_and_no_engine_notices(
     assert result["before"]["p99TtftSeconds"] > result["after"]["p99TtftSeconds"]
     assert "simulated, no engine ran it: chosen on" in result["message"]
     assert "step times of engine " + pod["metadata"]["name"] in result["message"]
-    assert "violated of 1 requests under what is in force" in result["message"]
+    assert "targets missed in 1 requests under what is in force" in result["message"]
     assert 1 <= len(status["trials"]) <= 6
     assert all(trial["requests"] > 0 for trial in status["trials"])
     assert "applied" not in status

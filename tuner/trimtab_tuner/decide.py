@@ -111,17 +111,15 @@ def compare(
     low, high = _interval(a, b, seed)
     difference = v_a / max(n_a, 1) - v_b / max(n_b, 1)
     verdict: Verdict = "inconclusive"
+    missed = f"{v_b} targets missed in {n_b} requests against {v_a} in {n_a}"  # a request may miss two
     if min(n_a, n_b) < min_requests:
         reason = f"{min(n_a, n_b)} requests in the smaller arm, {min_requests} are needed"
     elif better >= 1 / alpha and difference > 0:
-        verdict, reason = "better", f"{v_b} violated of {n_b} against {v_a} of {n_a}, e-value {better:.3g}"
+        verdict, reason = "better", f"{missed}, e-value {better:.3g}"
     elif worse >= 1 / alpha and difference < 0:
-        verdict, reason = "worse", f"{v_b} violated of {n_b} against {v_a} of {n_a}, e-value {worse:.3g}"
+        verdict, reason = "worse", f"{missed}, e-value {worse:.3g}"
     else:
-        reason = (
-            f"{v_b} violated of {n_b} against {v_a} of {n_a} can be chance: "
-            f"e-value {max(better, worse):.3g} of {1 / alpha:.3g} needed"
-        )
+        reason = f"{missed} can be chance: e-value {max(better, worse):.3g} of {1 / alpha:.3g} needed"
     return Comparison(
         verdict=verdict,
         reason=reason,

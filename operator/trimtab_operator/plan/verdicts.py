@@ -5,7 +5,7 @@ from __future__ import annotations
 from trimtab_operator.api import InferenceService, TuningRun
 from trimtab_operator.plan.runs import kept_back
 
-_LONGEST = 400  # characters of what the worker itself says
+_LONGEST = 800  # characters of what the worker itself says
 _WITHOUT_WINNER = {
     "KeptIncumbent": "nothing that was tried is better than what is in force, beyond chance",
     "RolledBack": "what was tried has been taken back",
@@ -20,7 +20,11 @@ def sentence(service: InferenceService, run: TuningRun, refusal: str | None, *, 
     if result is None or result.verdict is None:
         return ""
     said = (result.message or "").strip().partition("\n")[0]
-    said = said if len(said) <= _LONGEST else said[: _LONGEST - 2] + " …"
+    said = (
+        said
+        if len(said) <= _LONGEST
+        else (said[: _LONGEST - 2].rpartition(" ")[0] or said[: _LONGEST - 2]) + " …"
+    )
     return ": ".join(part for part in (_outcome(service, run, refusal, newest), said) if part)
 
 

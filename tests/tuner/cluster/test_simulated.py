@@ -126,6 +126,9 @@ def test_the_model_that_saw_most_steps_counts_and_says_how_good_it_is() -> None:
     assert model is not None
     assert model.model == step_time(0.02)
     assert model.describe() == "step times of engine c (median error 2.0%, p95 8.0%, over 4,000 steps)"
+    fresh = step_model([told("d", score={"num_steps": 0})])
+    assert fresh is not None
+    assert fresh.describe() == "step times of engine d (provisional: every step so far waited for a CPU)"
     assert step_model([told("a", steps=None)]) is None
     with pytest.raises(InputError, match="b: step-model"):
         step_model([Told(Pod("b", "b", "", ""), (), 16, {"format": 9}, {})])

@@ -110,7 +110,7 @@ async def _counted(work: Work, told: Sequence[Told]) -> str:
         work.say("engines", f"what they counted is not known: {type(error).__name__}: {error}")
         return ""
     return (
-        f"; real engines counted {violated} violated of {judged} requests under what is in force"
+        f"; real engines counted {violated} targets missed in {judged} requests under what is in force"
         if judged
         else ""
     )

@@ -100,7 +100,9 @@ class StepModel:
         ]
         if not known and (self.model.error_low or self.model.error_high):
             known = [f"nine in ten steps within {self.model.error_low:+.1%} and {self.model.error_high:+.1%}"]
-        if self.num_steps is not None:
+        if self.num_steps == 0:
+            known.append("provisional: every step so far waited for a CPU")
+        elif self.num_steps is not None:
             known.append(f"over {self.num_steps:,} steps")
         return f"step times of {self.origin} ({', '.join(known) or 'of unknown error'})"
 
