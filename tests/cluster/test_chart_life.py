@@ -266,9 +266,13 @@ def test_an_admin_of_namespaces_alone_installs_for_two_of_them_without_any_clust
 
 
 @pytest.mark.usefixtures("crds_by_hand")
-def test_the_operator_waits_for_a_key_that_somebody_else_brings(home: Kubectl, tmp_path: Path) -> None:
+def test_the_operator_waits_for_a_key_that_somebody_else_brings(
+    home: Kubectl, kubectl: Kubectl, tmp_path: Path
+) -> None:
     helm = Helm.find(home.kubeconfig, home.namespace)
-    values = {"adminKey": {"create": False, "secretName": "from-vault"}, "crds": {"install": False}}
+    # Where it serves it makes a Secret for each run's worker; here it shall make none at home.
+    values = {"adminKey": {"create": False, "secretName": "from-vault"}, "crds": {"install": False},
+              "watchNamespaces": [kubectl.namespace]}  # fmt: skip
     helm("install", RELEASE, str(CHART), values=values)
     who = f"--as=system:serviceaccount:{home.namespace}:{RELEASE}-operator"
     assert home("auth", "can-i", "create", "secrets", who, check=False).strip() == "no"
