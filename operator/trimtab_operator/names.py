@@ -149,8 +149,13 @@ _SHADOW = ".shadow"  # no service's name has a dot
 
 
 def shadow(run: str) -> str:
-    """Deployment, Service, NetworkPolicy and Secret of a Shadow run's own engines."""
+    """Deployment, Service and NetworkPolicy of a Shadow run's own engines."""
     return f"{run}-shadow"
+
+
+def shadow_secret(run: str, uid: str) -> str:
+    """Their Secret. It may be made and never be read, so no other run's, nor anybody's, may ever have that name."""
+    return f"{shadow(run)}-{hashlib.sha256(uid.encode()).hexdigest()[:16]}"
 
 
 def shadow_labels(service: str, run: str | None = None) -> dict[str, str]:

@@ -24,6 +24,7 @@ from trimtab_operator.plan.rollout import Replica
 
 Json = dict[str, Any]
 CONTEXT = Context(operator_namespace="home")
+SECRET = names.shadow_secret("chat-1", "run-uid")
 TUNING = {"mode": "Recommend", "parameters": [BUDGET_PARAMETER], "limits": {"extraReplicas": 2}}
 POD_TEMPLATE = {
     "metadata": {"labels": {"app": "chat", names.LABEL_INSTANCE: "mine"}, "annotations": {"note": "kept"}},
@@ -109,7 +110,7 @@ def test_they_are_the_services_own_pods_but_for_labels_key_rank_and_farewell() -
     assert {key: engine.get(key) for key in same} == {key: usual.get(key) for key in same}
     assert sorted(engine["volumeMounts"], key=str) == sorted(usual["volumeMounts"], key=str)
     assert {"name": "live", "configMap": {"name": "chat-live"}} in mine["spec"]["volumes"]
-    assert "keys" not in json.dumps([v for v in mine["spec"]["volumes"] if v.get("secret", {}).get("secretName") != "chat-1-shadow"])  # fmt: skip
+    assert "keys" not in json.dumps([v for v in mine["spec"]["volumes"] if v.get("secret", {}).get("secretName") != SECRET])  # fmt: skip
     kept = set(theirs["spec"]) - {
         "priorityClassName",
         "terminationGracePeriodSeconds",
@@ -202,7 +203,7 @@ def test_everything_belongs_to_the_run_and_is_found_by_its_service() -> None:
     of = run()
     objects = [*by_kind(chat(), of).values(), shadow.secret(chat(), of, "k")]
     for item in objects:
-        assert item["metadata"]["name"] == "chat-1-shadow"
+        assert item["metadata"]["name"] == (SECRET if item["kind"] == "Secret" else "chat-1-shadow")
         [owner] = item["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["uid"], owner["controller"]) == ("TuningRun", "run-uid", True)
         assert names.service_of_label(item["metadata"]["labels"][names.LABEL_SERVICE]) == "chat"
@@ -246,7 +247,18 @@ def test_their_address_is_told_once_there_is_one(address: str, url: str) -> None
     assert planned(service, of, shadow.Standing(objects)).engines is None
     objects["Service", "chat-1-shadow"]["spec"]["clusterIP"] = address
     found = planned(service, of, shadow.Standing(objects)).engines
-    assert found == shadow.Engines(2, url, "chat-1-shadow", "api-key")
+    assert found == shadow.Engines(2, url, SECRET, "api-key")
+
+
+def test_a_key_that_a_former_run_of_that_name_had_is_never_taken_for_this_one_s() -> None:
+    """It goes with that run, and engines that mount it would wait for it for ever."""
+    of = run(uid="new")
+    mine = shadow.secret(chat(), of, "k")["metadata"]["name"]
+    assert mine != SECRET
+    volumes = by_kind(chat(), of)["Deployment"]["spec"]["template"]["spec"]["volumes"]
+    assert [v["secret"]["secretName"] for v in volumes if v["name"] == shadow.KEYS_VOLUME] == [mine]
+    longest = names.shadow_secret("r" * names.MAX_RUN_NAME, "u")
+    assert len(longest) <= 253
 
 
 def test_the_key_is_given_as_engines_read_it_and_as_a_worker_shows_it(tmp_path: Path) -> None:

@@ -223,7 +223,10 @@ def test_it_begins_with_its_engines_and_gets_its_worker_once_they_are_ready() ->
     world.add("s")
     made = world.round()
     assert made.new_worker is not None
-    assert made.shadow.engines == shadow.Engines(1, "http://10.96.0.9:8000", "chat-1-shadow")
+    engines = made.shadow.engines
+    assert engines is not None
+    assert (engines.replicas, engines.url) == (1, "http://10.96.0.9:8000")
+    assert engines.secret.startswith("chat-1-shadow-")
     world.settle()
     assert (world.job is not None, world.reason()[1]) == (True, "Pending")
 

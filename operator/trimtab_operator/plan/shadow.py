@@ -166,7 +166,9 @@ def _engines(run: TuningRun, replicas: int, standing: Standing) -> Engines | Non
     found = standing.objects.get(("Service", name))
     address = "" if found is None or whose(run, found) != "ours" else found["spec"].get("clusterIP", "")
     host = f"[{address}]" if ":" in address else address
-    return Engines(replicas, f"http://{host}:{SERVING_PORT}", name) if host else None
+    if not host:
+        return None
+    return Engines(replicas, f"http://{host}:{SERVING_PORT}", names.shadow_secret(run.name, run.uid))
 
 
 def _changes(run: TuningRun | None, wanted: Sequence[Manifest], standing: Standing) -> children.Changes:
@@ -267,6 +269,7 @@ def manifests(
 def secret(service: InferenceService, run: TuningRun, key: str) -> Manifest:
     """The API key of the run's engines, for them and for its worker."""
     built = _head(service, run, "v1", "Secret")
+    built["metadata"]["name"] = names.shadow_secret(run.name, run.uid)
     content = {KEYS_ENTRY: json.dumps({KEY_NAME: key}), WORKER_ENTRY: key}
     data = {name: base64.b64encode(text.encode()).decode() for name, text in content.items()}
     return {**built, "type": "Opaque", "immutable": True, "data": data}
@@ -322,7 +325,7 @@ def pod_template(service: InferenceService, run: TuningRun, template: Manifest) 
     pod = made["spec"]
     pod["terminationGracePeriodSeconds"] = GRACE_S
     pod.pop("priorityClassName", None)
-    keys = {"name": KEYS_VOLUME, "secret": {"secretName": names.shadow(run.name)}}
+    keys = {"name": KEYS_VOLUME, "secret": {"secretName": names.shadow_secret(run.name, run.uid)}}
     pod["volumes"] = [volume for volume in pod.get("volumes", ()) if volume["name"] != KEYS_VOLUME] + [keys]
     for container in pod["containers"]:
         if container["name"] == names.ENGINE_CONTAINER:
