@@ -319,6 +319,8 @@ class TuningRun:
         for known in self._earlier:
             values = space.values_of(known.config, knobs)
             here = all(values[knob.name] in knob.choices for knob in knobs)
+            # What is no knob stands as it stands now: a person may have changed it since, and a status may hold anything.
+            here = here and dataclasses.replace(before, **values) == known.config  # type: ignore[arg-type]
             if known.objective is None or not here or known.config == before:
                 continue
             found = scores.Score(known.objective, {})

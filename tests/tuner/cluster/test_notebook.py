@@ -73,6 +73,8 @@ def test_a_worker_goes_on_where_the_one_before_it_stood() -> None:
         {"number": "0", "state": "Complete", "config": {}},
         {"number": 0, "state": "Complete"},
         {"number": 0, "state": "Complete", "config": {"maxNumSeqs": 4}, "requests": "many", "violated": 1},
+        {"number": 0, "state": "Complete", "config": {"maxNumSeqs": 4}, "requests": 50, "violated": -1},
+        {"number": 0, "state": "Complete", "config": {"maxNumSeqs": 4}, "requests": 50, "violated": 51},
         {"number": 0, "state": "Pruned", "config": {"maxNumSeqs": 4}, "requests": 50, "violated": 1},
     ],
 )

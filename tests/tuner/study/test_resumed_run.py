@@ -50,6 +50,14 @@ def test_what_an_earlier_worker_tried_counts_and_is_not_tried_again(engine: Engi
     assert failed in evaluator.asked, "of that one nothing is known"
 
 
+def test_what_an_earlier_worker_tried_beside_other_values_says_nothing_now(engine: EngineServer) -> None:
+    """Somebody changed what this run may not turn; its winner must not change that back."""
+    other = dataclasses.replace(at(engine, 256), max_num_seqs=3)
+    _, evaluator = tune(engine.admin_url, cliff, earlier=(Known(other, 0.0, complete=True),))
+    assert evaluator.asked
+    assert all(config is None or config.max_num_seqs != 3 for config in evaluator.asked)
+
+
 def test_a_watcher_hears_of_each_measurement_before_it_begins(engine: EngineServer) -> None:
     heard: list[LiveConfig | None] = []
     _, evaluator = tune(engine.admin_url, cliff, begins=lambda role, config: heard.append(config))

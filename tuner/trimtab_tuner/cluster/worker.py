@@ -159,7 +159,7 @@ def known(row: TrialRow, incumbent: LiveConfig) -> Known:
     """A trial of an earlier worker, as a run takes it. One whose config no longer makes sense counts, and says nothing."""
     values = {FIELDS[wire]: value for wire, value in row.config.items() if wire in FIELDS}
     complete = row.state == "Complete" and bool(row.requests) and row.violated is not None
-    if not complete or row.violated is None or row.requests is None:
+    if not complete or row.violated is None or row.requests is None or not 0 <= row.violated <= row.requests:
         return Known(incumbent, None, complete=False)
     return Known(dataclasses.replace(incumbent, **values), row.violated / row.requests, complete=True)
 
