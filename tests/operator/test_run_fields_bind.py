@@ -281,6 +281,17 @@ def test_a_run_of_a_service_that_is_not_served_is_told_so() -> None:
     }
 
 
+def test_a_result_waits_for_a_service_that_is_not_served_and_not_for_one_that_is_gone() -> None:
+    judged = run(status={"phase": "Running", "result": {"verdict": "Applied", "config": {"maxNumSeqs": 8}}})
+    status = runs.run_status(judged, acts=False, refusal=None, now=rfc3339(T0), unserved="it is odd")
+    assert status["phase"] == "Running", "not over, so that it is taken once the service is mended"
+    assert "it is odd; the result is taken afterwards" in {c["message"] for c in status["conditions"]}
+    gone = names.SERVICE_NOT_FOUND
+    status = runs.run_status(judged, acts=False, refusal=None, now=rfc3339(T0), unserved=gone)
+    assert status["phase"] == "Succeeded"
+    assert any("there is no InferenceService" in c["message"] for c in status["conditions"])
+
+
 @pytest.mark.parametrize(
     ("status", "seconds", "want"),
     [

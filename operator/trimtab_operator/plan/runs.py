@@ -195,7 +195,11 @@ def run_status(
     why nothing is done for its service; `waits` is (reason, message) of what its candidate, or its result, waits for; `obstacle` keeps
     it, or its worker, from beginning; `outcome` is what came of its result, in a sentence; `ended` is (reason, message) of what stops
     it before it has one."""
-    phase = _phase(run, acts and waits is None, unix(now), worker, held=waits is not None)
+    # The result of a run whose service has to be mended first is taken, and judged, afterwards.
+    held = waits is not None or unserved not in (None, names.SERVICE_NOT_FOUND)
+    phase = _phase(run, acts and waits is None, unix(now), worker, held=held)
+    if unserved == names.SERVICE_NOT_FOUND:
+        outcome = _no_service(run)
     if ended is not None and not run.judged and phase not in FINISHED:
         phase = "Stopped"
     candidate = run.status.candidate
@@ -323,10 +327,10 @@ def _conditions(
             _made(generation, names.STALLED, not good, verdict, "" if good else message),
         ]
     if unserved == names.SERVICE_NOT_FOUND:
-        message = f'there is no InferenceService "{run.spec.service}" in this namespace'
-        return _stopped(generation, names.SERVICE_NOT_FOUND, message)
+        return _stopped(generation, names.SERVICE_NOT_FOUND, _no_service(run))
     if unserved is not None:
-        return _stopped(generation, names.SERVICE_NOT_SERVED, unserved)
+        message = f"{unserved}; the result is taken afterwards" if run.judged else unserved
+        return _stopped(generation, names.SERVICE_NOT_SERVED, message)
     if obstacle is not None and obstacle.stalled:
         return _stopped(generation, obstacle.reason, obstacle.message)
     if refusal is not None:
@@ -348,6 +352,10 @@ def _progress(run: TuningRun, phase: str, obstacle: Obstacle | None) -> tuple[st
         told = f"kubectl logs job/{names.worker(run.name)} has each measurement"
         return phase, told if workers.wanted(run) else ""
     return phase, "its worker starts" if workers.wanted(run) else support.NO_WORKER
+
+
+def _no_service(run: TuningRun) -> str:
+    return f'there is no InferenceService "{run.spec.service}" in this namespace'
 
 
 def _stopped(generation: int, reason: str, message: str) -> list[Condition]:
