@@ -272,6 +272,26 @@ def test_what_the_schema_cannot_say_becomes_a_condition_with_path_value_and_rang
     assert words in stalled["message"]
 
 
+@pytest.mark.parametrize("name", ["0-days", "chat.try"])
+def test_engines_of_a_run_s_own_need_a_name_that_a_service_may_have(name: str) -> None:
+    """Such a run would otherwise fail at each look, and keep all others of its service waiting."""
+
+    def read(evaluator: str) -> TuningRun | InvalidRun:
+        built = schema.validate(run_resource(evaluator=evaluator))
+        built["metadata"] |= {"uid": "u", "generation": 3, "name": name}
+        return read_run(built)
+
+    found = read("Shadow")
+    assert isinstance(found, InvalidRun)
+    written = runs.invalid_run_status(found, rfc3339(T0))
+    stalled = next(c for c in written["conditions"] if c["type"] == names.STALLED)
+    assert written["phase"] == "Failed"
+    assert (
+        f"metadata.name: '{name}'" in stalled["message"] or f'metadata.name: "{name}"' in stalled["message"]
+    )
+    assert isinstance(read("Live"), TuningRun)
+
+
 def test_a_run_of_a_service_that_is_not_served_is_told_so() -> None:
     status = runs.run_status(run(), acts=False, refusal=None, now=rfc3339(T0), unserved="it is odd")
     assert {(c["type"], c["status"], c["reason"]) for c in status["conditions"]} == {

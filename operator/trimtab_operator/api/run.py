@@ -7,6 +7,7 @@ changes. Values of a candidate or a result are judged where they would be put in
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -18,6 +19,7 @@ from trimtab_operator.api.status import Condition
 from trimtab_operator.errors import Finding, InvalidResource
 
 EVALUATORS = ("Simulator", "Shadow", "Live")
+_SERVICE_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +165,20 @@ class TuningRun:
             until = None if status.candidate is None else status.candidate.until
             errors += _moment_findings(until, "status.candidate.until")
             errors += _moment_findings(status.start_time, "status.startTime")
+        if metadata is not None and spec is not None and spec.evaluator == "Shadow":
+            errors += _service_name_findings(metadata.name)
         if errors or metadata is None or spec is None or status is None:
             name = metadata.name if metadata is not None else "?"
             raise InvalidResource(errors, f'TuningRun "{name}"')
         return cls(metadata, spec, status, resource)
+
+
+def _service_name_findings(name: str) -> list[Finding]:
+    """None when a Service can be named after it; a run's name may be more than a Service's."""
+    if _SERVICE_NAME.fullmatch(name):
+        return []
+    allowed = "a letter first and only a-z, 0-9 and -, with evaluator Shadow: the Service of its engines is named after it"
+    return [Finding("metadata.name", name, allowed)]
 
 
 def _moment_findings(text: str | None, path: str) -> list[Finding]:

@@ -225,11 +225,11 @@ def run_status(
 
 
 def invalid_run_status(run: InvalidRun, now: str) -> Json:
-    """The status of a run that cannot be read as it is written: Stalled with every finding. A spec never changes, so a wrong
+    """The status of a run that cannot be read as it is written: Stalled with every finding. Spec and name never change, so a wrong
     one has failed for good."""
     message = "; ".join(map(str, run.findings))
     generation = run.metadata.generation
-    spoiled = any(finding.path.startswith("spec") for finding in run.findings)
+    spoiled = any(finding.path.startswith(("spec", "metadata.name")) for finding in run.findings)
     return RunStatus(
         observed_generation=generation,
         phase="Failed" if spoiled else "Pending",
