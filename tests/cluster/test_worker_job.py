@@ -105,7 +105,7 @@ def test_a_run_has_one_worker_whatever_its_operator_does_and_none_after_its_resu
     ready = condition(over, "Ready")
     assert (over["status"]["phase"], ready["status"]) == ("Succeeded", "True")
     assert ready["message"] == (
-        "nothing that was tried is better than what is in force, beyond chance: "
+        "nothing that was tried is surely better than what is in force: "
         "2 of 400 requests missed a target before, 3 after"
     )
     wait_until(lambda: pods_of(chat, "waits-1") == [], PARTING_S + 60)

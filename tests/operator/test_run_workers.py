@@ -370,7 +370,7 @@ def test_a_simulators_candidate_reaches_no_engine() -> None:
         ("Recommended", "Recommend", None, "maxNumBatchedTokens 256 is better, and is recommended"),
         ("Applied", "Canary", None, "is not taken: spec.tuning.mode is Canary"),
         ("Applied", "Apply", "out of bounds", "is not taken: out of bounds"),
-        ("KeptIncumbent", "Apply", None, "nothing that was tried is better than what is in force"),
+        ("KeptIncumbent", "Apply", None, "nothing that was tried is surely better than what is in force"),
         ("Inconclusive", "Apply", None, "the measurements do not decide"),
         ("Failed", "Apply", None, "the run failed: 3 % before"),
     ],

@@ -7,7 +7,7 @@ from trimtab_operator.plan.runs import kept_back
 
 _LONGEST = 800  # characters of what the worker itself says
 _WITHOUT_WINNER = {
-    "KeptIncumbent": "nothing that was tried is better than what is in force, beyond chance",
+    "KeptIncumbent": "nothing that was tried is surely better than what is in force",
     "RolledBack": "what was tried has been taken back",
     "Inconclusive": "the measurements do not decide, so what is in force stays",
     "Failed": "the run failed",

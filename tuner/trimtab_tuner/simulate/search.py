@@ -124,7 +124,7 @@ class Simulator:
         self._audit.write("slower steps", config=config.to_json(), violated_incumbent=a, violated_candidate=b)
         if tried.status == "measured" and b < a:
             return None
-        said = tried.reason if tried.status == "stopped" else f"it violates {b} against {a}"
+        said = tried.reason if tried.status == "stopped" else f"it misses {b} targets against {a}"
         largest = self._model.model.largest_tokens
         seen = "" if math.isinf(largest) else f" (it has seen no step of more than {largest:g} tokens)"
         return f"with steps as long as the step-time model's error allows{seen} {said}"
