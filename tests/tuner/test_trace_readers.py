@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,33 @@ def test_compressed_files_and_byte_order_marks_are_read(tmp_path: Path) -> None:
     path = tmp_path / "azure.csv.gz"
     path.write_bytes(gzip.compress(b"\xef\xbb\xbf" + AZURE_2023))
     assert len(traces.load(path)) == 3
+
+
+@pytest.mark.parametrize("damage", ["cut", "spoiled", "empty"])
+def test_a_compressed_file_that_is_damaged_anywhere_is_named(tmp_path: Path, damage: str) -> None:
+    rng = random.Random(0)
+    lines = [
+        json.dumps({"arrival_s": n, "prompt_tokens": rng.randrange(1, 9999), "output_tokens": 1})
+        for n in range(20_000)
+    ]
+    whole = gzip.compress("\n".join(lines).encode())
+    path = tmp_path / "trace.jsonl.gz"
+    middle = len(whole) * 3 // 4
+    spoiled = whole[:middle] + bytes(64) + whole[middle + 64 :]
+    path.write_bytes({"cut": whole[:-20], "spoiled": spoiled, "empty": b"\x1f\x8b"}[damage])
+    # Spoiled data may also come out as a line that is broken.
+    with pytest.raises(InputError, match=r"trace\.jsonl\.gz"):
+        traces.load(path)
+
+
+def test_of_a_broken_line_only_the_beginning_is_said(tmp_path: Path) -> None:
+    for value in ("s" * 30_000, list(range(9_999))):
+        path = write(
+            tmp_path, "w.jsonl", json.dumps({"arrival_s": value, "prompt_tokens": 1, "output_tokens": 1})
+        )
+        with pytest.raises(TraceError, match="…") as caught:
+            traces.load(path)
+        assert len(str(caught.value)) < 400 + len(str(path))
 
 
 BROKEN = [

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+_MAX_SHOWN = 160
+
 
 class TunerError(Exception):
     """Root of all errors that the tuner raises on purpose; the command line prints them without a traceback."""
@@ -43,12 +45,18 @@ class TraceError(InputError):
     """One line of a trace file is broken. `line` counts from 1 as editors do, header included."""
 
     def __init__(self, path: str, line: int, value: object, expected: str) -> None:
-        super().__init__(f"{path}:{line}", value, f"expected {expected}")
+        super().__init__(f"{path}:{line}", _short(value), f"expected {expected}")
         self.line = line
 
 
 class ServerError(TunerError):
     """The server under test cannot be measured; the message names the URL and what it answered."""
+
+
+def _short(value: object) -> object:
+    """`value`, or its beginning: a line may be of any length, and what is said of it ends up in a status."""
+    text = value if isinstance(value, str) else repr(value)
+    return value if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"
 
 
 def _reason(error: Exception) -> str:

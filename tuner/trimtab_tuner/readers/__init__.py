@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import zlib
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,7 @@ from . import azure, burstgpt, mooncake, records
 from .lines import Row
 
 FORMATS = {"azure": azure, "burstgpt": burstgpt, "mooncake": mooncake, "records": records}
+_DAMAGE = (OSError, EOFError, zlib.error)
 
 
 def read(path: Path, *, format: str, limit: int | None, jitter_seed: int | None) -> Trace:
@@ -36,7 +38,7 @@ def read(path: Path, *, format: str, limit: int | None, jitter_seed: int | None)
         changes: list[str] = []
         skipped = 0
         block_tokens: int | None = None
-        for row in FORMATS[chosen].rows(str(path), file):
+        for row in _rows(path, chosen, file):
             if row.request is None:
                 skipped += 1
                 continue
@@ -69,6 +71,14 @@ def read(path: Path, *, format: str, limit: int | None, jitter_seed: int | None)
     return Trace(tuple(requests), str(path), chosen, block_tokens, tuple(changes))
 
 
+def _rows(path: Path, format: str, file: IO[str]) -> Iterator[Row]:
+    """Rows in file order; a compressed file may turn out to be damaged anywhere in it."""
+    try:
+        yield from FORMATS[format].rows(str(path), file)
+    except _DAMAGE as error:
+        raise UnreadableFile(path, error, "a trace") from None
+
+
 def _open(path: Path) -> IO[str]:
     """Text without newline translation; undecodable bytes become surrogates that the field's check then refuses."""
     try:
@@ -82,7 +92,7 @@ def _detect(path: Path, file: IO[str]) -> str:
     try:
         first = file.readline()
         file.seek(0)
-    except (OSError, EOFError) as error:
+    except _DAMAGE as error:
         raise UnreadableFile(path, error, "a trace") from None
     for name, module in FORMATS.items():
         if module.recognises(first):
