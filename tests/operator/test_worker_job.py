@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+import math
 from typing import Any
 
 import pytest
@@ -121,6 +122,9 @@ def test_a_job_makes_one_pod_at_a_time_tries_thrice_and_ends_by_itself_after_the
     assert (spec["completions"], spec["parallelism"], spec["backoffLimit"]) == (1, 1, 2)
     assert spec["podReplacementPolicy"] == "Failed"
     assert spec["activeDeadlineSeconds"] == 121 + 60
+    limit = math.ceil(run().spec.time_limit_s)
+    for left_s, deadline in ((-5.0, 60), (1e12, limit + 60)):
+        assert worker_job.job(service(), run(), TUNER, left_s)["spec"]["activeDeadlineSeconds"] == deadline
     final, disrupted = spec["podFailurePolicy"]["rules"]
     assert (final["action"], final["onExitCodes"]["values"]) == ("FailJob", [2])
     assert final["onExitCodes"]["containerName"] == spec["template"]["spec"]["containers"][0]["name"]

@@ -97,7 +97,8 @@ def job(
         "completions": 1,
         "parallelism": 1,
         "backoffLimit": RETRIES,
-        "activeDeadlineSeconds": math.ceil(max(0.0, left_s)) + DEADLINE_MARGIN_S,
+        # A status may say that the run begins tomorrow (a clock that was ahead): it has its time limit and no more.
+        "activeDeadlineSeconds": math.ceil(min(max(0.0, left_s), run.spec.time_limit_s)) + DEADLINE_MARGIN_S,
         "ttlSecondsAfterFinished": KEPT_S,
         # Never two at a time: the next one starts when the last one has given its candidate back.
         "podReplacementPolicy": "Failed",

@@ -90,6 +90,7 @@ def test_an_unknown_word_of_the_owners_halts(value: str | None, halted: str | No
         ({"generation": 7, "pods": "2/2"}, Applied(7, 2, 2)),
         ({"generation": 7, "pods": "0/0"}, Applied(7, 0, 0)),
         ({"generation": 7, "pods": "all"}, None),
+        ({"generation": 7, "pods": "²/²"}, None),
         ({"pods": "2/2"}, None),
         (None, None),
     ],

@@ -248,6 +248,6 @@ def _applied(raw: object) -> Applied | None:
     if not isinstance(raw, Mapping):
         return None
     have, slash, wanted = str(raw.get("pods", "")).partition("/")
-    if not (slash and have.isdigit() and wanted.isdigit() and isinstance(raw.get("generation"), int)):
+    if not (slash and have.isdecimal() and wanted.isdecimal() and isinstance(raw.get("generation"), int)):
         return None
     return Applied(raw["generation"], int(have), int(wanted))
