@@ -23,7 +23,9 @@ def carry_to(connect: Callable[[], Awaitable[Streams]]) -> Callable[..., Awaitab
         except OSError:
             writer.close()
             return
-        await asyncio.gather(_copy(reader, far_writer), _copy(far_reader, writer))
+        # Ctrl-C cancels what is open (a `kubectl get -w`, say); asyncio prints a traceback for a handler that ends so.
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(_copy(reader, far_writer), _copy(far_reader, writer))
 
     return handle
 
