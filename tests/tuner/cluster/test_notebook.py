@@ -58,6 +58,9 @@ def test_a_worker_goes_on_where_the_one_before_it_stood() -> None:
         (2, "Complete", notebook.REPLACED),
     ]
     assert found.next_number() == 3
+    # Numbers that no worker of this run gives, and after which the next would be refused.
+    others = [{**measured, "number": number} for number in (-1, 20, 2**31 - 1)]
+    assert resumed(measured, *others).next_number() == 1
     incumbent = make_config()
     known = [worker.known(row, incumbent) for row in found.trials]
     assert [(k.config, k.objective, k.complete) for k in known] == [

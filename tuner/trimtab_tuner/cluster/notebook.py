@@ -75,8 +75,8 @@ class Notebook:
         trials = []
         for raw in run.raw_trials:
             row = _row(raw)
-            if row is None:
-                continue
+            if row is None or not 0 <= row.number < run.max_trials:
+                continue  # no worker wrote that; the next number after it would not be taken
             if row.state == "Running":
                 # One that was measured before its confirmation began has its numbers.
                 row.state = "Failed" if row.requests is None else "Complete"
