@@ -183,3 +183,19 @@ def test_engines_counts_are_those_of_the_generation_in_force() -> None:
     assert counted([parse(engine(4, 3)), parse(engine(4, 1))]) == (8, 18)
     assert counted([parse(engine(5, 3))]) == (0, 0)
     assert counted([]) == (0, 0)
+    odd = engine(4, 3).replace('"} 7', '"} NaN').replace('"} 3', '"} +Inf')
+    assert counted([parse(odd)]) == (2, 0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, 10**400, "5", True])
+def test_a_score_that_is_none_is_not_known(value: Any) -> None:
+    score = {"num_steps": value, "error_median": value, "error_p95": value}
+    found = step_model([told("a", score=score)])
+    assert found is not None
+    assert (found.num_steps, found.error_median, found.error_p95) == (None, None, None)
+
+
+def test_a_model_of_numbers_without_end_is_refused_by_name() -> None:
+    model = {**step_time(0.01).to_json(), "error_high": 10**400}
+    with pytest.raises(InputError, match="a: step-model"):
+        step_model([Told(Pod("a", "a", "", ""), (), 16, model, {})])

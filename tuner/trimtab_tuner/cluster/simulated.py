@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -125,7 +126,7 @@ def counted(exported: Sequence[Series]) -> tuple[int, int]:
         in_force = {f"{value:.0f}" for value in series.get(TRIMTAB.generation, {}).values()}
         for labels, value in series.get(TRIMTAB.slo_requests, {}).items():
             said = dict(labels)
-            if said.get("generation") in in_force:
+            if said.get("generation") in in_force and math.isfinite(value):
                 violated += value if said.get("outcome") == "violated" else 0
                 judged += value if said.get("slo") == "ttft" else 0
     return round(violated), round(judged)

@@ -129,6 +129,9 @@ class _UpperEnd:
         return max(self._model.interval(features))
 
 
+_LARGEST = 2.0**53  # of a score's numbers; whatever is larger, or no number, is not known
+
+
 def parse_step_model(document: object, path: str, origin: str) -> StepModel:
     """A model's JSON form, alone or as `/admin/step-model` answers, with its score. `path` names it in errors.
 
@@ -138,14 +141,16 @@ def parse_step_model(document: object, path: str, origin: str) -> StepModel:
         raise InputError(path, origin, "a step-time model; that engine has run too few steps to have one yet")
     try:
         model = StepTimeModel.from_json(document, path)
-    except ConfigError as error:
+    except (ConfigError, OverflowError) as error:  # the latter: a whole number of 400 digits
         raise InputError(path, origin, f"a step-time model; {error}") from None
     score = document.get("score") if isinstance(document, Mapping) else None
     score = score if isinstance(score, Mapping) else {}
 
     def number(name: str) -> float | None:
         value = score.get(name)
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        return float(value) if 0 <= value < _LARGEST else None
 
     steps = number("num_steps")
     return StepModel(
