@@ -1,6 +1,8 @@
 """Settings and fixtures for all tests: hypothesis's profiles, a tiny model, and one served engine on it."""
 
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +20,13 @@ settings.register_profile(
 )
 settings.register_profile("dev", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+# A shell starts what runs in its background with SIGINT ignored, and so would every process of the tests be, which are to end by it.
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    and threading.current_thread() is threading.main_thread()
+):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
