@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import httpx
@@ -12,6 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from trimtab_tuner.metrics import reading as readings
+from trimtab_tuner.metrics import scrape as scrape_module
 from trimtab_tuner.metrics.names import TRIMTAB
 from trimtab_tuner.metrics.reading import Reading, Unknown
 from trimtab_tuner.metrics.scrape import Scraper
@@ -161,3 +162,39 @@ def test_an_error_or_broken_text_is_a_failure_with_its_cause(
     found = read(snapshots)
     assert isinstance(found, Unknown)
     assert cause in found.reason
+
+
+def test_an_exposition_without_an_end_is_a_failure_with_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrape_module, "MAX_BYTES", 2**20)
+    sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while True:
+            sent += 2**16
+            yield b"#" * 2**16
+
+    async def main() -> Snapshot:
+        answer = httpx.MockTransport(lambda _: httpx.Response(200, content=endless()))
+        async with httpx.AsyncClient(transport=answer) as client:
+            return await Scraper(client, ["http://engine/metrics"], TRIMTAB).snapshot()
+
+    snapshot = asyncio.run(main())
+    assert snapshot.failures == (("http://engine/metrics", "the answer is longer than 1 MiB"),)
+    assert sent < 2**21
+
+
+def test_an_exposition_that_drips_is_a_failure_with_its_cause() -> None:
+    async def dripping() -> AsyncIterator[bytes]:
+        while True:
+            yield b"#"
+            await asyncio.sleep(0.01)
+
+    async def main() -> Snapshot:
+        answer = httpx.MockTransport(lambda _: httpx.Response(200, content=dripping()))
+        async with httpx.AsyncClient(transport=answer) as client:
+            return await Scraper(client, ["http://engine/metrics"], TRIMTAB, timeout_s=0.05).snapshot()
+
+    ((target, why),) = asyncio.run(main()).failures
+    assert target == "http://engine/metrics"
+    assert why.startswith("TimeoutError")

@@ -6,7 +6,6 @@ hour. A pod that came later has no token; it is left out, and the caller is told
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any
 
 import httpx
 
+from trimtab_tuner import bounded
 from trimtab_tuner.cluster.pods import Pod
 from trimtab_tuner.errors import InputError, ServerError
 
@@ -98,35 +98,26 @@ class Records:
             raise NoToken(f"pod {pod.name}: there is no read token for it; it came after the run's start")
         where = f"pod {pod.name}: GET {pod.admin_url}{path}"
         try:
-            async with (
-                asyncio.timeout(MAX_ANSWER_S),
-                self._client.stream(
-                    "GET",
-                    pod.admin_url + path,
-                    params=dict(query or {}),
-                    headers={"Authorization": f"Bearer {token}"},
-                    timeout=TIMEOUT_S,
-                ) as answer,
-            ):
-                body = await _body(answer, where)
-            document = json.loads(body)
+            status, body = await bounded.get(
+                self._client,
+                pod.admin_url + path,
+                max_bytes=MAX_BYTES,
+                max_s=MAX_ANSWER_S,
+                timeout_s=TIMEOUT_S,
+                query=query,
+                headers={"Authorization": f"Bearer {token}"},
+            )
+        except ServerError as error:
+            raise ServerError(f"{where}: {error}") from None
         except (httpx.HTTPError, TimeoutError) as error:
             raise ServerError(f"{where}: {type(error).__name__}: {error}") from None
+        try:
+            document = json.loads(body)
         except (ValueError, RecursionError):
-            raise ServerError(f"{where}: HTTP {answer.status_code}, no JSON") from None
-        if answer.status_code != 200 or not isinstance(document, dict):
-            raise ServerError(f"{where}: HTTP {answer.status_code}: {body[:200].decode(errors='replace')}")
+            raise ServerError(f"{where}: HTTP {status}, no JSON") from None
+        if status != 200 or not isinstance(document, dict):
+            raise ServerError(f"{where}: HTTP {status}: {body[:200].decode(errors='replace')}")
         return document
-
-
-async def _body(answer: httpx.Response, where: str) -> bytes:
-    """All of it. Raises ServerError for one that does not come to an end."""
-    read = bytearray()
-    async for part in answer.aiter_bytes():
-        read += part
-        if len(read) > MAX_BYTES:
-            raise ServerError(f"{where}: the answer is longer than {MAX_BYTES >> 20} MiB")
-    return bytes(read)
 
 
 def _count(pod: Pod, page: Json, name: str, default: int) -> int:

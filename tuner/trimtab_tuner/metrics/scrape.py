@@ -12,10 +12,14 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import httpx
 
+from trimtab_tuner import bounded
 from trimtab_tuner.errors import ServerError
 from trimtab_tuner.metrics.exposition import ExpositionError, Series, parse
 from trimtab_tuner.metrics.names import Names
 from trimtab_tuner.metrics.snapshot import Snapshot, TargetSample
+
+#: Of one exposition: 800 series take 0.1 MB.
+MAX_BYTES = 16 * 2**20
 
 
 class Scraper:
@@ -58,14 +62,19 @@ class Scraper:
     async def _one(self, target: str) -> TargetSample | tuple[str, str]:
         taken = self._now()
         try:
-            answer = await self._client.get(target, timeout=self._timeout_s)
-            answer.raise_for_status()
-            series = parse(answer.text)
-        except httpx.HTTPStatusError as error:
-            return target, f"HTTP {error.response.status_code}"
-        except httpx.HTTPError as error:
+            status, body = await bounded.get(
+                self._client,
+                target,
+                max_bytes=MAX_BYTES,
+                max_s=2 * self._timeout_s,
+                timeout_s=self._timeout_s,
+            )
+            if status != 200:
+                return target, f"HTTP {status}"
+            series = parse(body.decode(errors="replace"))
+        except (httpx.HTTPError, TimeoutError) as error:
             return target, f"{type(error).__name__}: {error}"
-        except ExpositionError as error:
+        except (ServerError, ExpositionError) as error:
             return target, str(error)
         return TargetSample(target, taken, process_start(series, self._names), series)
 
