@@ -12,11 +12,13 @@ from support.pods import T0, pod, terminated
 from support.services import resource
 from trimtab_operator import names, schema
 from trimtab_operator.api.status import Resolved, ServiceStatus
+from trimtab_operator.errors import Finding
 from trimtab_operator.plan import cluster
 from trimtab_operator.plan.events import transitions
 from trimtab_operator.plan.handover import LEASE_S
 from trimtab_operator.plan.pods import rfc3339
 from trimtab_operator.plan.rollout import UNSCHEDULABLE_PATIENCE_S
+from trimtab_operator.plan.status import invalid_status
 
 Json = dict[str, Any]
 OLD = cluster.Settings(Resolved(image="engine:1"), "KEY")
@@ -264,6 +266,9 @@ def test_events_follow_the_status_and_nothing_at_rest() -> None:
     assert [(h.severity, h.reason) for h in transitions(rolling, stalled)] == [
         ("Warning", names.MODEL_LOAD_FAILED)
     ]
+    done = conclude(with_pods(changed, pod("b", decide(changed).template_hash, ready_since=1)))
+    assert [h.reason for h in transitions(rolling, done)] == ["RolloutCompleted"]
+    assert [h.reason for h in transitions(stalled, done)] == ["RolloutCompleted"]
 
 
 def test_an_engine_that_stops_being_ready_leaves_an_event_with_the_reason() -> None:
@@ -276,3 +281,15 @@ def test_an_engine_that_stops_being_ready_leaves_an_event_with_the_reason() -> N
     assert (happening.severity, happening.reason) == ("Warning", names.PODS_NOT_READY)
     assert "a: was killed by signal 9" in happening.message
     assert transitions(down, down) == []
+    # Nobody took its place, so no rollout ended.
+    assert [h.reason for h in transitions(down, ready)] == ["ReadyAgain"]
+
+
+def test_a_spec_that_is_mended_ends_no_rollout() -> None:
+    seen = carried_out(observed())
+    ready = conclude(with_pods(seen, pod("a", decide(seen).template_hash, ready_since=5)))
+    wrong = invalid_status(
+        seen.service, (Finding("spec.replicas", -1, "0 to 1000"),), names.INVALID_SPEC, ready, rfc3339(NOW)
+    )
+    assert [h.reason for h in transitions(ready, wrong)] == [names.INVALID_SPEC]
+    assert [h.reason for h in transitions(wrong, ready)] == ["ReadyAgain"]

@@ -14,6 +14,15 @@ from trimtab_operator.api.status import ServiceStatus
 
 Severity = Literal["Normal", "Warning"]
 _CREATED, _APPLIED = "Created", "ConfigApplied"
+#: Whoever was not Ready for one of these has not been replaced by anybody.
+_NO_ROLLOUT = {
+    names.PODS_NOT_READY,
+    names.INVALID_SPEC,
+    names.UNSUPPORTED,
+    names.NAME_TAKEN,
+    names.API_DENIED,
+    names.SUSPENDED,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +56,9 @@ def _rollout(before: ServiceStatus, after: ServiceStatus) -> list[Happening]:
         return [Happening("Normal", "RolloutStarted", now.message)]
     if now.status == "True" and (was is None or was.status != "True"):
         first = was is None or (not before.ready_replicas and before.observed_generation <= 1)
-        return [Happening("Normal", _CREATED if first else "RolloutCompleted", now.message)]
+        again = was is not None and was.reason in _NO_ROLLOUT  # a first engine comes by ScalingUp
+        reason = "ReadyAgain" if again else _CREATED if first else "RolloutCompleted"
+        return [Happening("Normal", reason, now.message)]
     if now.reason == names.PODS_NOT_READY and (was is None or was.message != now.message):
         # Engines that were ready and are not any more: a restart is soon over, and the event is what is left of its reason.
         return [Happening("Warning", names.PODS_NOT_READY, now.message)]
