@@ -159,6 +159,29 @@ def test_a_watch_that_owes_an_object_for_long_is_dead_and_a_late_one_is_not(
     assert store.dead_watch() is None
 
 
+def test_what_was_deleted_before_the_watch_began_is_read_again_and_no_longer_owed(
+    store: Store, clock: Clock
+) -> None:
+    store.fill(KEY, store.begin(KEY), [item(5)])
+    assert store.overdue() == []
+    clock.now_s += WATCH_GRACE_S / 2 + 1
+    assert store.overdue() == [KEY]
+    assert store.all(KEY) is None, "the next look reads everything"
+    store.fill(KEY, store.begin(KEY), [])  # it is gone, and no watch will ever say so
+    clock.now_s += WATCH_GRACE_S
+    assert store.dead_watch() is None
+    assert store.overdue() == []
+
+
+def test_asking_again_does_not_hide_a_watch_that_is_dead(store: Store, clock: Clock) -> None:
+    store.fill(KEY, store.begin(KEY), [item(5)])
+    clock.now_s += WATCH_GRACE_S / 2 + 1
+    assert store.overdue() == [KEY]
+    store.fill(KEY, store.begin(KEY), [item(5)])
+    clock.now_s += WATCH_GRACE_S / 2
+    assert "ConfigMap team/chat" in str(store.dead_watch())
+
+
 def test_a_watch_owes_what_a_shadow_consists_of_as_well(store: Store, clock: Clock) -> None:
     made = item(5, "try-shadow", "Deployment")
     made["metadata"]["labels"] = names.shadow_labels("chat", "try")

@@ -48,6 +48,7 @@ from trimtab_operator.plan.tuner_pod import Tuner
 logger = logging.getLogger(__name__)
 
 START_RETRY_S = 2.0
+OVERDUE_S = 15.0
 STOP_S = 20.0  # for reconciles under way
 LEASE_STOP_S = 10.0  # two tries at a request of the Lease
 _RECORD_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
@@ -179,6 +180,7 @@ class Operator:
         self._periodic = [
             Periodic("resync", self._resync.turn, arguments.resync),
             Periodic("fleet", self._fleet.turn, POLL_S),
+            Periodic("overdue", self._ask_again, OVERDUE_S),
         ]
         if self._slo is not None:
             self._periodic.append(Periodic("SLO", self._slo.turn, PERIOD_S, FIRST_S))
@@ -233,6 +235,12 @@ class Operator:
     def _render(self) -> bytes:
         self.metrics.queue.set(len(self._queue))
         return self.metrics.render()
+
+    def _ask_again(self) -> None:
+        """Before a watch is taken for dead: whether what it owes is there at all."""
+        self._resync.ask_again()
+        for key in self._store.overdue():
+            self._queue.add(key)
 
     # Start
 

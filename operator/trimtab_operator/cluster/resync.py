@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 RETRY_S = 5.0
 #: From a list that shows a change to the watch's delivery of it; a watch that has fallen silent reopens by itself after 70 s.
 WATCH_GRACE_S = 120.0
+ASK_AGAIN_S = WATCH_GRACE_S / 2
 _SPREAD = 0.5  # of the period, over which looks are spread
 
 
@@ -67,6 +68,24 @@ class Resync:
                 if self._now() - since_s > WATCH_GRACE_S:
                     return f"the watch has not delivered {key} at resource version {version}"
         return None
+
+    def ask_again(self) -> None:
+        """Ask for each service that the watch has owed for a while: one that was deleted before the watch began is never shown."""
+        with self._lock:
+            overdue = [
+                key for key, (_, since_s) in self._suspects.items() if self._now() - since_s > ASK_AGAIN_S
+            ]
+        for key in overdue:
+            try:
+                if self._kube.get(kinds.SERVICE, key.namespace, key.name) is not None:
+                    continue
+            except KubeError as error:
+                logger.warning("a service cannot be asked for", extra={"error": str(error)})
+                return
+            with self._lock:
+                self._delivered.pop(key, None)
+                self._suspects.pop(key, None)
+            self._enqueue(key, 0.0)
 
     def once(self, spread_s: float = 0.0) -> None:
         """List, compare and enqueue. Raises KubeError."""

@@ -21,6 +21,7 @@ from trimtab_operator import names
 from trimtab_operator.plan import nightly
 
 WATCH_GRACE_S = 120.0  # from an answer that shows an object to the watch's delivery of it
+ASK_AGAIN_S = WATCH_GRACE_S / 2
 
 Json = dict[str, Any]
 ObjectKey = tuple[str, str]  # kind, name
@@ -186,6 +187,20 @@ class Store:
         """A watch has begun anew with a list: what was deleted meanwhile it will never say."""
         with self._lock:
             self._epoch += 1
+
+    def overdue(self) -> list[Key]:
+        """Services of which a watch has owed something for a while; the next look at each reads everything. What was deleted
+        between an answer and the watch's beginning is never shown by it, and only a look finds out that it is not there."""
+        latest = self._now() - ASK_AGAIN_S
+        with self._lock:
+            found = [
+                key
+                for key, service in self._services.items()
+                if any(since_s < latest for _, since_s in service.owed.values())
+            ]
+            for key in found:
+                self._services[key].complete_at = None
+        return found
 
     def dead_watch(self, failed_s: float = float("-inf")) -> str | None:
         """Which object a watch has owed for too long; None while all is well. After a request that failed at `failed_s` (by this

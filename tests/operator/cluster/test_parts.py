@@ -181,6 +181,24 @@ def test_a_service_that_went_before_the_watch_spoke_of_it_gets_a_last_look(
     assert asked == [Key(namespace, "chat")]
 
 
+def test_a_service_deleted_before_the_watch_began_is_asked_for_and_no_longer_owed(
+    kube: Kube, namespace: str
+) -> None:
+    clock, key = Clock(), Key(namespace, "chat")
+    uid = service(kube, namespace)["metadata"]["uid"]
+    made, _, asked = resync(kube, namespace, clock)
+    made.once()
+    asked.clear()
+    clock.now_s += WATCH_GRACE_S / 2 + 1
+    made.ask_again()
+    assert asked == [], "it is there, so the watch does owe it"
+    kube.delete(kinds.SERVICE, namespace, "chat", uid)
+    made.ask_again()
+    assert asked == [key]
+    clock.now_s += WATCH_GRACE_S
+    assert made.dead_watch() is None
+
+
 def test_a_watch_that_owes_a_change_for_long_is_dead_and_a_late_one_is_not(
     kube: Kube, namespace: str
 ) -> None:
