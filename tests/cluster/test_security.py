@@ -94,7 +94,7 @@ def test_engines_trust_the_operators_public_key_and_no_secret_is_theirs(guarded:
     assert not any("serviceAccount" in json.dumps(volume) for volume in engine["spec"]["volumes"])
 
 
-def test_the_network_policy_asks_for_serving_from_whom_the_spec_says_and_admin_from_the_operator_alone(
+def test_the_network_policy_lets_in_whom_the_spec_says_and_to_the_admin_port_operator_and_workers(
     guarded: Kubectl,
 ) -> None:
     spec = guarded.get("networkpolicy", "chat-engine")["spec"]
@@ -103,12 +103,22 @@ def test_the_network_policy_asks_for_serving_from_whom_the_spec_says_and_admin_f
     assert spec["policyTypes"] == ["Ingress", "Egress"]
     assert spec.get("egress", []) == [], "a model in the image needs nothing from outside"
     serving, admin = spec["ingress"]
+    # Its runs' workers scrape one port and read the other, by read tokens; they are of this namespace.
+    workers = {
+        "podSelector": {
+            "matchLabels": {
+                "app.kubernetes.io/component": "tuning-worker",
+                "serving.trimtab.dev/inferenceservice": "chat",
+            }
+        }
+    }
     assert serving == {
         "ports": [{"port": "http", "protocol": "TCP"}],
-        "from": [{"namespaceSelector": {"matchLabels": {"team": "a"}}}],
+        "from": [{"namespaceSelector": {"matchLabels": {"team": "a"}}}, workers],
     }
     assert admin["ports"] == [{"port": "admin", "protocol": "TCP"}]
-    [peer] = admin["from"]
+    [peer] = [peer for peer in admin["from"] if peer != workers]
+    assert workers in admin["from"]
     assert peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "default"}
     assert peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "operator"
     ports = {port["name"] for port in engine["spec"]["containers"][0]["ports"]}

@@ -346,7 +346,7 @@ class Pod:
             await self._dirty.wait()
             self._dirty.clear()
             status = self._status()
-            if status == written:
+            if status == written and self._shows(status):
                 continue
             try:
                 await self._write(status)
@@ -357,6 +357,12 @@ class Pod:
                 _log.warning("status of %s: %s", self.name, error)
                 await asyncio.sleep(_RETRY_S)
                 self._dirty.set()
+
+    def _shows(self, status: Json) -> bool:
+        """Whether the object has these conditions: a node controller may have set Ready to False within the second that we
+        wrote True, and what we want then equals what we wrote."""
+        shown = {c["type"]: c["status"] for c in self._pod.get("status", {}).get("conditions", [])}
+        return all(shown.get(c["type"]) == c["status"] for c in status["conditions"])
 
     async def _write(self, status: Json) -> None:
         metadata = self._pod["metadata"]
