@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from support.pods import T0
-from support.services import BUDGET_PARAMETER, resource
-from trimtab_operator import names, schema, support
+from support.services import BUDGET_PARAMETER, placed, resource
+from trimtab_operator import names, support
 from trimtab_operator.api import InferenceService
 from trimtab_operator.api.status import Resolved
 from trimtab_operator.plan import children, cluster, nightly
@@ -28,15 +28,7 @@ def scheduled(
 ) -> InferenceService:
     tuning = {"mode": mode, "parameters": [BUDGET_PARAMETER], "nightly": {"schedule": "30 3 * * *", **fields}}
     given = resource(tuning=tuning, suspend=suspend)
-    annotations = {names.ANNOTATION_TUNING: halt} if halt else {}
-    given["metadata"] = {
-        "name": "chat",
-        "namespace": "team",
-        "uid": "u",
-        "generation": 1,
-        "annotations": annotations,
-    }
-    return schema.parse_service(given)
+    return placed(given, halt)
 
 
 def unscheduled() -> InferenceService:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from support.pods import T0
 from support.runs import tuning_run
-from support.services import BUDGET_PARAMETER, resource, run_resource
+from support.services import BUDGET_PARAMETER, placed, resource, run_resource
 from trimtab_operator import conditions, names, schema
 from trimtab_operator.api import InferenceService, TuningRun
 from trimtab_operator.api.status import Condition, Resolved, ServiceStatus
@@ -45,15 +45,7 @@ def drifting(mode: str = "Apply", halt: str | None = None, **drift: Any) -> Infe
         "drift": {"enabled": True, "windows": WINDOWS, **drift},
     }
     given = resource(tuning=tuning, **{"slo.window": "1m"})
-    annotations = {names.ANNOTATION_TUNING: halt} if halt else {}
-    given["metadata"] = {
-        "name": "chat",
-        "namespace": "team",
-        "uid": "u",
-        "generation": 1,
-        "annotations": annotations,
-    }
-    return schema.parse_service(given)
+    return placed(given, halt)
 
 
 class Watch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from trimtab_operator import schema
+from trimtab_operator import names, schema
 from trimtab_operator.api import InferenceService
 
 SMALLEST: dict[str, Any] = {
@@ -36,6 +36,19 @@ def put(target: dict[str, Any], path: str, value: object) -> None:
 def service(**changes: object) -> InferenceService:
     """The parsed form of `resource(**changes)`."""
     return schema.parse_service(resource(**changes))
+
+
+def placed(given: dict[str, Any], halt: str | None = None) -> InferenceService:
+    """The parsed form of a resource as an API server has it: in namespace `team`; `halt`: held by the annotation."""
+    annotations = {names.ANNOTATION_TUNING: halt} if halt else {}
+    given["metadata"] = {
+        "name": "chat",
+        "namespace": "team",
+        "uid": "u",
+        "generation": 1,
+        "annotations": annotations,
+    }
+    return schema.parse_service(given)
 
 
 def run_resource(**changes: object) -> dict[str, Any]:
