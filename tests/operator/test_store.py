@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from support.clock import Clock
 from trimtab_operator import names
-from trimtab_operator.cluster.store import WATCH_GRACE_S, Key, Store
+from trimtab_operator.cluster.store import WATCH_GRACE_S, Key, Mark, Store
 
 Json = dict[str, Any]
 KEY = Key("team", "chat")
@@ -200,3 +202,110 @@ def test_after_a_watch_began_anew_every_service_is_read_again(store: Store) -> N
     assert store.all(other) is None, "it was read before"
     store.fill(KEY, store.begin(KEY), [])
     assert store.all(KEY) == {}
+
+
+class World:
+    """What exists, how it came about, and one watch on it that lists once and then tells everything in order, late."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.version = 10
+        self.exists: dict[str, int] = {}
+        self.log: list[tuple[str, int, bool]] = []  # name, version, deleted
+        self.told: int | None = None  # how much of the log; None before the watch's list
+        self.asked: tuple[Mark, list[Json]] | None = None  # a look's list under way
+
+    def change(self, name: str) -> Json:
+        self.version += 1
+        self.exists[name] = self.version
+        self.log.append((name, self.version, False))
+        return item(self.version, name)
+
+    def delete(self, name: str) -> None:
+        if name in self.exists:
+            del self.exists[name]
+            self.version += 1
+            self.log.append((name, self.version, True))
+
+    def tell(self) -> None:
+        if self.told is None:
+            self.told = len(self.log)
+            for name, version in self.exists.items():
+                self.store.distrust_all()
+                delivered(self.store, item(version, name))
+        elif self.told < len(self.log):
+            name, version, deleted = self.log[self.told]
+            self.told += 1
+            delivered(self.store, item(version, name), deleted=deleted)
+
+    def ask(self) -> None:
+        self.asked = self.store.begin(KEY), [item(version, name) for name, version in self.exists.items()]
+
+    def answer(self) -> None:
+        if self.asked is not None:
+            self.store.fill(KEY, *self.asked)
+            self.asked = None
+
+
+ACTIONS = (
+    "tell",
+    "tell",
+    "ask",
+    "answer",
+    "write a",
+    "change a",
+    "change b",
+    "delete a",
+    "delete b",
+    "forget",
+)
+
+
+@given(st.lists(st.sampled_from(ACTIONS), max_size=30))
+def test_a_watch_that_told_everything_owes_nothing_whenever_it_began(actions: list[str]) -> None:
+    clock = Clock()
+    world = World(store := Store(clock))
+    for action in actions:
+        word, _, name = action.partition(" ")
+        if word == "write":
+            store.wrote(KEY, world.change(name))
+        elif word in ("change", "delete"):
+            getattr(world, word)(name)
+        elif word == "forget":
+            world.asked = None  # looks at one service follow each other
+            store.forget(KEY)
+        else:
+            getattr(world, word)()
+    world.answer()
+    while world.told is None or world.told < len(world.log):
+        world.tell()
+    clock.now_s += WATCH_GRACE_S / 2 + 1
+    for _ in store.overdue():
+        world.ask()
+        world.answer()
+    clock.now_s += WATCH_GRACE_S
+    assert store.dead_watch() is None
+    # It can die as well, and that shows.
+    world.ask()
+    world.answer()
+    world.change("a")
+    world.ask()
+    store.distrust(KEY)
+    world.answer()
+    clock.now_s += WATCH_GRACE_S + 1
+    assert store.dead_watch() is not None
+
+
+def test_an_operator_that_followed_until_now_knows_what_the_watch_has_shown(
+    store: Store, clock: Clock
+) -> None:
+    other = Key("team", "other")
+    old = item(3) | {"metadata": item(3)["metadata"] | {"labels": {names.LABEL_SERVICE: "other"}}}
+    store.delivered(other, "ConfigMap", old, deleted=False)
+    store.fill(other, store.begin(other), [old])
+    clock.now_s += WATCH_GRACE_S + 1
+    assert store.dead_watch() is None
+    store.forget(other)
+    store.fill(other, store.begin(other), [old])  # made anew under that name, with what was left of it
+    clock.now_s += WATCH_GRACE_S + 1
+    assert store.dead_watch() is None

@@ -113,6 +113,10 @@ def operator(kubeconfig: Path, folder: Path, name: str, *options: str) -> Iterat
     try:
         made.start()
         yield made
+        # Tests end it by `stop`, which waits; a kubelet would start it again, and hide that it found something amiss.
+        assert made.process is None or made.process.returncode is not None or made.process.poll() is None, (
+            f"{name} ended by itself:\n{made.tail()}"
+        )
     finally:
         if made.process is not None and made.process.poll() is None:
             made.stop()

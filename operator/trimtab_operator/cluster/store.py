@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -68,6 +69,8 @@ class Store:
         self._now = now
         self._lock = threading.Lock()
         self._services: dict[Key, _Service] = {}
+        #: Versions that watches have shown, of services that nobody looks at too: a follower's, or one whose first look comes late.
+        self._shown: dict[Key, dict[ObjectKey, int]] = defaultdict(dict)
         self._serial = 0
         self._epoch = 0
 
@@ -154,6 +157,7 @@ class Store:
         """A watch shows an object → whether that is news."""
         with self._lock:
             name, version = (kind, item["metadata"]["name"]), _version(item)
+            self._show(key, name, version, deleted=deleted)
             service = self._services.get(key)
             if service is None:
                 if deleted or name not in nightly.possible(key.name):
@@ -219,9 +223,19 @@ class Store:
         """Note what the API server has answered. The watch will show it too, if it has our label."""
         label = (item["metadata"].get("labels") or {}).get(names.LABEL_SERVICE)
         mine = label is not None and names.service_of_label(label) == key.name
-        if self._note(service, name, item) and mine:
+        news = self._note(service, name, item)
+        if news and mine and self._shown.get(key, {}).get(name, -1) < _version(item):
             since_s = service.owed.get(name, (0, self._now()))[1]
             service.owed[name] = (_version(item), since_s)
+
+    def _show(self, key: Key, name: ObjectKey, version: int, *, deleted: bool) -> None:
+        """Remember what a watch has shown for as long as the object exists; a service that is forgotten may come again."""
+        if not deleted:
+            self._shown[key][name] = version
+        elif (shown := self._shown.get(key)) is not None:
+            shown.pop(name, None)
+            if not shown:
+                del self._shown[key]
 
     @staticmethod
     def _drop(service: _Service, name: ObjectKey) -> None:
