@@ -44,6 +44,25 @@ def test_an_event_during_a_look_owes_another_one_afterwards_and_not_meanwhile(cl
     assert take(queue) == "a"
 
 
+def test_waiting_for_a_busy_key_costs_nothing() -> None:
+    asked = itertools.count()
+
+    def now() -> float:
+        next(asked)
+        return time.monotonic()
+
+    queue: WorkQueue[str] = WorkQueue(now)
+    queue.add("a")
+    assert take(queue) == "a"
+    queue.add("a")
+    time.sleep(0.3)  # due by now, and nobody may have it
+    before = next(asked)
+    assert queue.take(timeout_s=0.3) is None
+    assert next(asked) - before < 20
+    queue.done("a")
+    assert queue.take(timeout_s=5) == "a"
+
+
 def test_a_look_is_due_when_it_was_asked_for_or_sooner_if_something_happens(clock: Clock) -> None:
     queue: WorkQueue[str] = WorkQueue(clock)
     queue.add("a", 10)

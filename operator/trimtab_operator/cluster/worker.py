@@ -38,6 +38,7 @@ class WorkQueue(Generic[K]):
         self._heap: list[tuple[float, int, K]] = []
         self._serial = itertools.count()
         self._busy: set[K] = set()
+        self._parked: set[K] = set()  # due while busy, and therefore not in the heap until `done`
         self._failures: dict[K, int] = {}
         self._not_before: dict[K, float] = {}
         self._closed = False
@@ -77,6 +78,9 @@ class WorkQueue(Generic[K]):
         """End the look at `key` → the pause before the next one, if one is owed by this call."""
         with self._changed:
             self._busy.discard(key)
+            if key in self._parked:
+                self._parked.discard(key)
+                heapq.heappush(self._heap, (self._due[key], next(self._serial), key))
             now = self._now()
             self._not_before[key] = now + self._min_interval_s
             pause = again_s
@@ -104,21 +108,16 @@ class WorkQueue(Generic[K]):
             self._changed.notify_all()
 
     def _pop(self, now: float) -> K | None:
-        kept: list[tuple[float, int, K]] = []
-        found: K | None = None
         while self._heap and self._heap[0][0] <= now:
-            due, serial, key = heapq.heappop(self._heap)
+            due, _, key = heapq.heappop(self._heap)
             if self._due.get(key) != due:
                 continue  # moved since
             if key in self._busy:
-                kept.append((due, serial, key))
+                self._parked.add(key)  # left in the heap, it would keep idle threads turning until `done`
                 continue
             del self._due[key]
-            found = key
-            break
-        for entry in kept:
-            heapq.heappush(self._heap, entry)
-        return found
+            return key
+        return None
 
 
 class Workers(Generic[K]):
