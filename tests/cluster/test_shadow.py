@@ -7,17 +7,15 @@ import json
 import statistics
 import time
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from support.cluster.kubectl import Kubectl
+from support.cluster.shadows import create, shadow_left, shadow_pods, wait_over, wait_reason
 from support.cluster.story import (
-    OURS,
     Json,
     address,
-    condition,
     engines,
     read_back,
     restarts,
@@ -33,28 +31,12 @@ GPU, INTERACTIVE = "nvidia.com/gpu", "interactive"
 RUN_S = 300.0
 TUNING = {"mode": "Apply", "limits": {"extraReplicas": 1, "maxThroughputLoss": "90%"},
           "parameters": [{"name": "schedulingPolicy", "choices": ["fcfs", "sla-aware"]}]}  # fmt: skip
-SHADOW_KINDS = "deployments,replicasets,pods,services,networkpolicies"
 
 
 def slo(target_ms: int = 3_600_000) -> Json:
     """One class in a hurry; everybody else has an hour."""
     hurry = {"name": INTERACTIVE, "ttft": f"{target_ms}ms"}
     return {"ttft": "1h", "itl": "1h", "window": "5m", "classes": [hurry]}
-
-
-def shadow_pods(kubectl: Kubectl) -> list[Json]:
-    return kubectl.items("pods", "-l", f"{OURS}=chat.shadow")
-
-
-def create(kubectl: Kubectl, name: str, **spec: Any) -> None:
-    """As a person does."""
-    run = {
-        "apiVersion": "serving.trimtab.dev/v1alpha1",
-        "kind": "TuningRun",
-        "metadata": {"name": name},
-        "spec": {"service": "chat", "evaluator": "Shadow", "maxTrials": 1, "timeLimit": "20m", **spec},
-    }
-    kubectl("create", "-f", "-", stdin=json.dumps(run))
 
 
 async def bursts(url: str, count: int = 12, patient: int = 16) -> list[float]:
@@ -147,22 +129,17 @@ def test_a_shadow_run_measures_on_engines_of_its_own_and_nobodys_request_meets_a
         assert {e["targetRef"]["name"] for s in endpoints for e in s["endpoints"]} == {name}
         selector = kubectl.get("infsvc", "chat")["status"]["selector"]
         assert [p["metadata"]["name"] for p in kubectl.items("pods", "-l", selector)] == [name]
-        over = kubectl.wait_for("over", "trun", "try", timeout_s=RUN_S,
-                                condition=lambda r: r["status"]["phase"] in ("Succeeded", "Failed", "Stopped"))  # fmt: skip
+        over = wait_over(kubectl, "try", RUN_S)
         wait_until(lambda: shadow_left(kubectl) == [], 60, "the shadow stays")
     traffic.check()
-    said = json.dumps(over["status"], indent=1)
-    assert over["status"]["phase"] == "Succeeded", said
-    result = over["status"]["result"]
+    said = json.dumps(over, indent=1)
+    assert over["phase"] == "Succeeded", said
+    result = over["result"]
     assert result["verdict"] == "Applied", said
     assert result["config"]["schedulingPolicy"] == "sla-aware", said
     assert result["before"]["violated"] > result["after"]["violated"], said
     wait_until(lambda: read_back(running, own)["in_force"]["config"]["scheduling_policy"] == "sla-aware")
     assert [(p["metadata"]["uid"], restarts(p)) for p in engines(kubectl)] == [(own["metadata"]["uid"], 0)]
-
-
-def shadow_left(kubectl: Kubectl) -> list[str]:
-    return [item["metadata"]["name"] for item in kubectl.items(SHADOW_KINDS, "-l", f"{OURS}=chat.shadow")]
 
 
 def test_the_service_has_to_allow_shadows_and_comes_before_them(
@@ -186,21 +163,9 @@ def test_the_service_has_to_allow_shadows_and_comes_before_them(
     said = wait_reason(kubectl, "full", "Ready", names.SHADOW_NOT_READY, "Insufficient nvidia.com/gpu")
     assert said.startswith("0 of 1 shadow pods are ready; full-shadow-")
     kubectl("annotate", "infsvc", "chat", f"{names.ANNOTATION_TUNING}=paused")
-    wait_until(lambda: shadow_left(kubectl) == [], 60, "a paused run keeps its engines")
+    wait_until(lambda: shadow_pods(kubectl) == [], 60, "a paused run keeps its engines")
 
 
 def allow(kubectl: Kubectl, replicas: int) -> None:
     patch = {"spec": {"tuning": {"limits": {"extraReplicas": replicas}}}}
     kubectl("patch", "infsvc", "chat", "--type=merge", "-p", json.dumps(patch))
-
-
-def wait_reason(kubectl: Kubectl, run: str, kind: str, reason: str, words: str = "") -> str:
-    """Until the run's condition has that reason, and the words → its message."""
-
-    def met(found: Json) -> bool:
-        now = condition(found, kind)
-        return now["reason"] == reason and words in now["message"]
-
-    found = kubectl.wait_for(f"{kind} {reason}", "trun", run, condition=met, timeout_s=120)
-    message: str = condition(found, kind)["message"]
-    return message

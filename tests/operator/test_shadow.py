@@ -77,6 +77,8 @@ def planned(
     of: TuningRun | None,
     standing: shadow.Standing | None = None,
     replicas: list[Replica] | None = None,
+    *,
+    held: bool = False,
 ) -> shadow.Plan:
     seen = standing or shadow.Standing()
     return shadow.plan(
@@ -87,6 +89,7 @@ def planned(
         own(service) if replicas is None else replicas,
         {found["metadata"]["name"]: pods.replica(found) for found in seen.pods},
         CONTEXT,
+        held=held,
     )
 
 
@@ -275,6 +278,79 @@ def test_an_autoscaler_does_not_change_how_many_there_are_once_a_run_has_begun()
     standing = shadow.Standing(made(chat(), of))
     found = planned(chat(replicas=1), of, standing)
     assert (found.size, found.changes.apply) == (2, ())
+
+
+def test_who_scales_them_by_hand_is_put_right() -> None:
+    of = run()
+    objects = made(chat(), of)
+    objects["Deployment", "chat-1-shadow"]["spec"]["replicas"] = 5
+    [applied] = planned(chat(), of, shadow.Standing(objects)).changes.apply
+    assert applied["spec"]["replicas"] == 2
+
+
+@pytest.mark.parametrize("noted", [None, "", "x", "-1", "\u0663", "9" * 6])
+def test_a_number_that_no_operator_noted_is_not_believed(noted: str | None) -> None:
+    of = run()
+    objects = made(chat(), of)
+    marks = objects["Deployment", "chat-1-shadow"]["metadata"]["annotations"]
+    del marks[names.ANNOTATION_ENGINES]
+    marks |= {} if noted is None else {names.ANNOTATION_ENGINES: noted}
+    assert planned(chat(), of, shadow.Standing(objects)).size == 2
+    # One that could be a number is held against what the service allows.
+    marks[names.ANNOTATION_ENGINES] = "9"
+    ended = planned(chat(), of, shadow.Standing(objects)).ended
+    assert ended is not None
+    assert "spec.tuning.limits.extraReplicas: 2 is not allowed; at least 9" in ended[1]
+
+
+def resting(service: InferenceService, of: TuningRun) -> dict[tuple[str, str], Json]:
+    """As they stand while the run is held."""
+    found = made(service, of)
+    found["Service", "chat-1-shadow"]["spec"]["clusterIP"] = "10.96.0.9"
+    for item in planned(service, of, shadow.Standing(found), held=True).changes.apply:
+        found[item["kind"], item["metadata"]["name"]] = item
+    return found
+
+
+def test_a_run_that_is_held_has_no_pods_and_finds_address_and_number_again() -> None:
+    service, of = chat(), run()
+    standing = shadow.Standing(made(service, of))
+    held = planned(service, of, standing, held=True)
+    assert (held.changes.delete, held.waits, held.ended, held.keys) == ((), None, None, False)
+    assert [(item["kind"], item["spec"]["replicas"]) for item in held.changes.apply] == [("Deployment", 0)]
+    rest = shadow.Standing(resting(service, of))
+    again = planned(service, of, rest, held=True)
+    assert (again.changes.apply, again.changes.delete) == ((), ())
+    # Whatever the service has become meanwhile, the worker counts on what it was told.
+    for after in (service, chat(replicas=1)):
+        found = planned(after, of, rest)
+        assert [item["spec"]["replicas"] for item in found.changes.apply] == [2]
+        assert (found.size, found.keys) == (2, False)
+        assert found.engines == shadow.Engines(2, "http://10.96.0.9:8000", SECRET, "api-key")
+        assert found.waits == (names.SHADOW_NOT_READY, "0 of 2 shadow pods are ready")
+
+
+def test_a_run_that_is_held_before_it_begins_gets_nothing() -> None:
+    found = planned(chat(), run(), held=True)
+    assert (found.changes.apply, found.waits, found.ended) == ((), None, None)
+
+
+def test_what_a_held_run_measured_is_void_once_the_services_pods_are_others() -> None:
+    of = run()
+    ended = planned(chat(**{"engine.maxModelLen": 512}), of, shadow.Standing(resting(chat(), of)), held=True)
+    assert ended.ended is not None
+    assert ended.ended[0] == names.SERVICE_CHANGED
+
+
+def test_a_held_run_has_no_place_to_give_and_goes_on_once_the_service_has_its_own() -> None:
+    service, of = chat(), run()
+    rest, looking = shadow.Standing(resting(service, of)), own(service, **UNPLACED)
+    held = planned(service, of, rest, looking, held=True)
+    assert (held.ended, held.changes.apply, held.changes.delete) == (None, (), ())
+    released = planned(service, of, rest, looking)
+    assert (released.ended, released.changes.apply, released.changes.delete) == (None, (), ())
+    assert released.waits is not None
+    assert "the service's own pods come first" in released.waits[1]
 
 
 def test_a_pod_without_a_place_is_told_by_the_schedulers_words() -> None:

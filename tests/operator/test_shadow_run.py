@@ -196,6 +196,29 @@ def test_all_that_it_wants_count_even_before_they_answer() -> None:
     assert world.run_status["applied"]["pods"] == "1/2"
 
 
+def test_one_that_is_lost_in_mid_trial_is_told_of_and_its_successor_gets_the_candidate() -> None:
+    world = served(spec={"replicas": 2, "tuning": {**TUNING, "limits": {"extraReplicas": 2}}})
+    world.settle()
+    world.add("s")
+    world.add("t")
+    world.settle()
+    world.try_candidate()
+    world.settle()
+    assert world.run_status["applied"]["pods"] == "2/2"
+    del world.engines["t"]
+    world.starting = (pod("u", unschedulable_since=20),)
+    world.settle()
+    said = "1 of 2 shadow pods are ready; u: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+    assert world.reason() == ("False", names.SHADOW_NOT_READY, said)
+    assert (world.run_status["phase"], world.run_status["applied"]["pods"]) == ("Running", "1/2")
+    assert world.job is not None
+    world.starting = ()
+    world.add("u")
+    world.settle()
+    assert (world.budget("u"), world.run_status["applied"]["pods"]) == (128, "2/2")
+    assert world.reason()[1] == "Running"
+
+
 def test_an_engine_of_its_own_that_restarts_gets_the_candidate_again() -> None:
     world = running()
     world.try_candidate()
@@ -274,28 +297,51 @@ def test_a_change_of_the_service_stops_it_for_good(change: Json, reason: str) ->
     assert (world.run_status, world.objects) == (before, {}), "taking the change back does not bring it back"
 
 
-@pytest.mark.parametrize("annotation", ["paused", "reverted"])
-def test_while_tuning_is_halted_its_engines_are_gone(annotation: str) -> None:
+def hold(world: World, how: str) -> None:
+    """Something that ends."""
+    if how == "quiet":
+        quiet: Json = {"notDuring": [{"schedule": "* * * * *", "duration": "2m"}]}
+        world.spec["tuning"] = {**TUNING, "limits": {**TUNING["limits"], **quiet}}
+    elif how == "turn":
+        world.waits = "others come first"
+    else:
+        world.annotations[names.ANNOTATION_TUNING] = how
+
+
+def release(world: World) -> None:
+    world.waits = None
+    world.annotations.clear()
+    world.spec.pop("tuning", None)
+
+
+@pytest.mark.parametrize("how", ["paused", "reverted", "quiet", "turn"])
+def test_while_it_is_held_its_engines_are_gone_and_its_worker_finds_them_again(how: str) -> None:
     world = running()
-    world.annotations[names.ANNOTATION_TUNING] = annotation
+    address = copy.deepcopy(world.objects["Service", "chat-1-shadow"])
+    hold(world, how)
     world.round()
+    assert world.objects[SHADOW]["spec"]["replicas"] == 0
+    if how == "turn":
+        assert world.reason()[1] == names.WAITING_FOR_TURN
+    del world.engines["s"]
+    world.settle()
+    release(world)
+    world.settle()
+    assert world.objects[SHADOW]["spec"]["replicas"] == 1
+    assert world.objects["Service", "chat-1-shadow"] == address, "its worker was told of this one"
+    assert world.reason()[1:] == (names.SHADOW_NOT_READY, "0 of 1 shadow pods are ready")
+    world.add("s")
+    world.try_candidate()
+    world.settle()
+    assert world.budget("s") == 128
+
+
+@pytest.mark.parametrize("how", ["paused", "quiet", "turn"])
+def test_while_it_is_held_its_engines_are_not_made(how: str) -> None:
+    world = served()
+    hold(world, how)
+    world.settle()
     assert world.objects == {}
-
-
-def test_in_a_quiet_time_its_engines_are_gone() -> None:
-    world = running()
-    quiet: Json = {"notDuring": [{"schedule": "* * * * *", "duration": "2m"}]}
-    world.spec["tuning"] = {**TUNING, "limits": {**TUNING["limits"], **quiet}}
-    world.round()
-    assert world.objects == {}
-
-
-def test_without_a_turn_it_has_no_engines() -> None:
-    world = running()
-    world.waits = "others come first"
-    world.round()
-    assert world.objects == {}
-    assert world.reason()[1] == names.WAITING_FOR_TURN
 
 
 @pytest.mark.parametrize("end", ["judged", "deleted", "failed"])

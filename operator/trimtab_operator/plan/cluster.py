@@ -350,12 +350,13 @@ def _shadow(
     service = observed.service
     halted = plan_live.switch(service.metadata.annotations, observed.fleet).state != "active"
     quiet = quiet_times.in_force(service.spec.tuning.limits, now) is not None
-    goes_on = run_account.goes_on(observed, acting, now)
-    waits = observed.waits is not None or halted or quiet or not goes_on
-    run = acting if plan_shadow.asks_for(acting) and not waits else None
+    held = observed.waits is not None or halted or quiet
+    goes_on = held or run_account.goes_on(observed, acting, now)
+    run = acting if plan_shadow.asks_for(acting) and goes_on else None
     context = Context(operator_namespace=settings.operator_namespace, hub=settings.hub)
     replicas = {replica.name: replica for replica in _replicas(observed, observed.shadow.pods)}
-    return plan_shadow.plan(service, run, observed.shadow, template, _replicas(observed), replicas, context)
+    own = _replicas(observed)
+    return plan_shadow.plan(service, run, observed.shadow, template, own, replicas, context, held=held)
 
 
 def _refused(observed: Observed, pod: str, calls: tuple[live_push.Call, ...]) -> bool:

@@ -3,7 +3,9 @@
 They are made from the template that the service's engines are made from, and differ in what keeps the two apart: other labels, so
 that nothing that picks the service's pods picks these; an API key of their own instead of the service's, which the run's worker alone
 has; and no rank among pods, so that a measurement displaces nobody. They stand while their run may act, and the service comes first: as
-soon as it changes, or needs their place, the run is over. Used by `plan.cluster`; `cluster.shadows` carries it out.
+soon as it changes, or needs their place, the run is over. A run that is held (paused, in a quiet time, without its turn) has no pods, and
+keeps what they stand behind: its worker goes on afterwards, and knows their address and number from its beginning. Used by
+`plan.cluster`; `cluster.shadows` carries it out.
 """
 
 from __future__ import annotations
@@ -106,7 +108,10 @@ def size(service: InferenceService, standing: Mapping[str, Any] | None = None) -
     """How many engines: a run keeps to the number that it began with, whatever an autoscaler does."""
     spec = service.spec
     if standing is not None:
-        return int(standing["spec"].get("replicas", 1))
+        noted = str((standing["metadata"].get("annotations") or {}).get(names.ANNOTATION_ENGINES, ""))
+        # Older operators noted nothing. What a person writes there is held against what the service allows.
+        known = noted.isascii() and noted.isdecimal() and len(noted) < 6
+        return max(1, int(noted) if known else int(standing["spec"].get("replicas", 1)))
     return max(1, min(spec.tuning.limits.extra_replicas, spec.wanted_replicas))
 
 
@@ -118,19 +123,26 @@ def plan(
     own: Sequence[rollout.Replica],
     replicas: Mapping[str, rollout.Replica],
     context: Context,
+    *,
+    held: bool = False,
 ) -> Plan:
-    """`run` is the acting one, when it asks for engines of its own and may have them. `template` is that of the service's pods, `own`
-    are those pods; `replicas` are the pods of shadows, by name."""
-    if run is None:
-        return Plan(_changes(None, (), standing))
-    deployment = standing.of(run)
+    """`run` is the acting one, when it asks for engines of its own and may have them, or may have them later (`held`). `template` is that
+    of the service's pods, `own` are those pods; `replicas` are the pods of shadows, by name."""
+    deployment = None if run is None else standing.of(run)
     if deployment is not None and whose(run, deployment) != "ours":
         deployment = None
-    ended = _ended(service, deployment, template, own)
-    waits = _waits(service, template, own) if deployment is None else None
-    if ended is not None or waits is not None:
+    if run is None or (held and deployment is None):
+        return Plan(_changes(None, (), standing))
+    resting = deployment is not None and deployment["spec"].get("replicas") == 0
+    ended = _ended(service, deployment, template, () if held or resting else own)
+    begins = not held and (resting or deployment is None)
+    waits = _waits(service, template, own) if begins else None
+    if ended is not None or (waits is not None and deployment is None):
         return Plan(_changes(None, (), standing), waits=waits, ended=ended)
     wanted = size(service, deployment)
+    if held or waits is not None:
+        rest = manifests(service, run, template, wanted, context, resting=True)
+        return Plan(_changes(run, rest, standing), size=wanted, waits=waits)
     changes = _changes(run, manifests(service, run, template, wanted, context), standing)
     mine = [replicas[pod["metadata"]["name"]] for pod in standing.pods_of(run)]
     return Plan(
@@ -256,13 +268,19 @@ def _lacking(
 
 
 def manifests(
-    service: InferenceService, run: TuningRun, template: Manifest, replicas: int, context: Context
+    service: InferenceService,
+    run: TuningRun,
+    template: Manifest,
+    replicas: int,
+    context: Context,
+    *,
+    resting: bool = False,
 ) -> list[Manifest]:
-    """In the order to apply them: who may reach the pods is settled before there are any."""
+    """In the order to apply them: who may reach the pods is settled before there are any. `resting`: without pods for now."""
     return [
         _network_policy(service, run, context),
         _cluster_service(service, run),
-        _deployment(service, run, template, replicas),
+        _deployment(service, run, template, replicas, resting=resting),
     ]
 
 
@@ -305,10 +323,13 @@ def _cluster_service(service: InferenceService, run: TuningRun) -> Manifest:
     return built
 
 
-def _deployment(service: InferenceService, run: TuningRun, template: Manifest, replicas: int) -> Manifest:
+def _deployment(
+    service: InferenceService, run: TuningRun, template: Manifest, replicas: int, *, resting: bool
+) -> Manifest:
     built = _head(service, run, "apps/v1", "Deployment")
+    built["metadata"]["annotations"] = {names.ANNOTATION_ENGINES: str(replicas)}
     built["spec"] = {
-        "replicas": replicas,
+        "replicas": 0 if resting else replicas,
         "paused": False,
         "revisionHistoryLimit": 0,
         "selector": {"matchLabels": names.shadow_labels(service.name, run.name)},
