@@ -1,7 +1,7 @@
 """Where a worker's numbers come from: Prometheus, or scraping the engine pods that stand behind a Service now.
 
 Called by the evaluators. Either way the pods of the moment are asked for by EndpointSlices, so that a pod without numbers is a
-failure and never silently absent. While the API server is away the pods that were last seen stand.
+failure and never silently absent; so are fewer pods than there have to be. While the API server is away the pods that were last seen stand.
 """
 
 from __future__ import annotations
@@ -52,9 +52,17 @@ class Engines:
     """A `MetricsSource` over the pods of a Service. Keeps the metrics that the tuner knows alone: windows are held in memory."""
 
     def __init__(
-        self, source: MetricsSource, find: PodFinder, *, by_label: bool, names: Names = TRIMTAB
+        self,
+        source: MetricsSource,
+        find: PodFinder,
+        *,
+        by_label: bool,
+        names: Names = TRIMTAB,
+        wanted: int | None = None,
     ) -> None:
-        """`by_label`: a sample's pod is told by its label `pod` (Prometheus'), not by its address."""
+        """`by_label`: a sample's pod is told by its label `pod` (Prometheus'), not by its address. `wanted`: with fewer pods than that
+        a snapshot has failed; None: with none at all."""
+        self._wanted = wanted
         self._source = source
         self._find = find
         self._by_label = by_label
@@ -62,18 +70,18 @@ class Engines:
         self.interval_s = source.interval_s
 
     async def snapshot(self, not_before_s: float | None = None) -> Snapshot:
-        """See `MetricsSource`. A pod without a sample is a failure, and so is a service without pods."""
+        """See `MetricsSource`. A pod without a sample is a failure, and so are too few pods."""
         snapshot = await self._source.snapshot(not_before_s)
         failures = list(snapshot.failures)
         try:
-            wanted = await self._find()
+            found = await self._find()
         except ServerError as error:
-            wanted, failures = (), [*failures, ("pods", str(error))]
-        if not wanted and not failures:
-            failures.append(("pods", "no ready pod stands behind the service"))
+            found, failures = (), [*failures, ("pods", str(error))]
+        if (why := too_few(len(found), self._wanted)) is not None and not failures:
+            failures.append(("pods", why))
         seen = {self._pod(sample) for sample in snapshot.samples}
         failed = {target for target, _ in failures}
-        for pod in wanted:
+        for pod in found:
             if not seen & {pod.name, pod.metrics_url} and not failed & {pod.name, pod.metrics_url}:
                 failures.append((pod.name, "the source of metrics has no sample of this pod"))
         samples = tuple(self._slim(sample) for sample in snapshot.samples)
@@ -90,13 +98,23 @@ class Engines:
         return dataclasses.replace(sample, series=kept)
 
 
-def scraping(client: httpx.AsyncClient, find: PodFinder, interval_s: float) -> Engines:
+def too_few(ready: int, wanted: int | None) -> str | None:
+    """What to say of fewer ready pods than are wanted (None: at least one); None when there are enough."""
+    if wanted is None:
+        return None if ready else "no ready pod stands behind the service"
+    return None if ready >= wanted else f"{ready} of {wanted} engines are ready"
+
+
+def scraping(
+    client: httpx.AsyncClient, find: PodFinder, interval_s: float, wanted: int | None = None
+) -> Engines:
     """By scraping each pod."""
 
     async def targets() -> tuple[str, ...]:
         return tuple(pod.metrics_url for pod in await find())
 
-    return Engines(Scraper(client, targets, TRIMTAB, interval_s=interval_s), find, by_label=False)
+    scraper = Scraper(client, targets, TRIMTAB, interval_s=interval_s)
+    return Engines(scraper, find, by_label=False, wanted=wanted)
 
 
 async def prometheus(client: httpx.AsyncClient, url: str, find: PodFinder, namespace: str) -> Engines:

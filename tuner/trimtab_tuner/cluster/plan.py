@@ -63,6 +63,7 @@ class Plan:
     doubt: Callable[[LiveConfig], Awaitable[str | None]] | None = None
     caveat: str = ""
     facts: Mapping[str, object] = field(default_factory=dict)  # for the log: what is measured with
+    waited_s: Callable[[], float] = lambda: 0.0  # how long measurements have waited for something to measure
 
 
 Factory = Callable[[Work], Awaitable[Plan]]

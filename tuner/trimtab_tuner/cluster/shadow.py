@@ -3,15 +3,19 @@
 Called by `evaluators`. The operator makes these engines and puts candidates in force there alone, so nobody's request meets one: moves
 may be large, and each change is measured as soon as the one before has drained. Recorded traffic is that of as many of the
 service's engines as there are added ones, so that each of those gets what one of these got.
+
+Nothing is measured while one of them is missing: the others would have its share of the load. What was under way then says nothing,
+and the next measurement waits until the operator has all of them ready again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import time
+from collections.abc import Awaitable, Callable
 
+from trimtab_engine.core.live import LiveConfig
 from trimtab_tuner import trace as traces
 from trimtab_tuner.cluster import live, metrics, pods
 from trimtab_tuner.cluster.kube import Unavailable
@@ -19,7 +23,7 @@ from trimtab_tuner.cluster.metrics import PodFinder
 from trimtab_tuner.cluster.plan import Engines, Plan, Work
 from trimtab_tuner.cluster.records import Records
 from trimtab_tuner.errors import InputError
-from trimtab_tuner.evaluate import LiveEvaluator
+from trimtab_tuner.evaluate import Evaluator, LiveEvaluator, Measurement
 from trimtab_tuner.guardrails import Limits
 from trimtab_tuner.metrics.names import TRIMTAB
 from trimtab_tuner.recorded import EngineRecords, merge
@@ -39,6 +43,72 @@ LIMITS = Limits(
 )  # as for any replay to engines that serve nobody
 
 
+class Readiness:
+    """Whether all of a run's engines stand behind their Service now."""
+
+    def __init__(
+        self,
+        find: PodFinder,
+        replicas: int,
+        paused: Callable[[], Awaitable[str | None]],
+        say: Callable[[str, str], None],
+    ) -> None:
+        """`paused` raises when the run is over; `say` gets a line for the log."""
+        self._find = find
+        self._replicas = replicas
+        self._paused = paused
+        self._say = say
+        self.waited_s = 0.0
+
+    async def lacking(self) -> str | None:
+        """How many there are, when some are missing."""
+        try:
+            ready = len(await self._find())
+        except Unavailable:
+            ready = 0  # never seen yet: an answer that was had stands while the API server is away
+        return metrics.too_few(ready, self._replicas)
+
+    async def wait(self) -> None:
+        """Until all are ready. The operator says meanwhile what they lack, and ends a run at its time limit; that raises RunOver."""
+        began_s, said = time.monotonic(), False
+        while (why := await self.lacking()) is not None:
+            if not said:
+                self._say("engines", f"waiting: {why}")
+                said = True
+            await self._paused()
+            await asyncio.sleep(LOOK_AGAIN_S)
+        if said:
+            self.waited_s += time.monotonic() - began_s
+
+    async def forbidden(self) -> str | None:
+        """Why a candidate that is measured has to go."""
+        return await self._paused() or await self.lacking()
+
+
+class OnceReady:
+    """An `Evaluator` that begins each measurement once all engines are there."""
+
+    def __init__(self, evaluator: Evaluator, readiness: Readiness) -> None:
+        self._evaluator = evaluator
+        self._readiness = readiness
+
+    @property
+    def same_requests(self) -> bool:
+        """See `Evaluator`."""
+        return self._evaluator.same_requests
+
+    async def evaluate(
+        self,
+        config: LiveConfig | None,
+        *,
+        baseline: Measurement | None,
+        on_progress: Callable[[float], None],
+    ) -> Measurement:
+        """See `Evaluator`."""
+        await self._readiness.wait()
+        return await self._evaluator.evaluate(config, baseline=baseline, on_progress=on_progress)
+
+
 async def make(work: Work) -> Plan:
     """The plan of a Shadow run, once its engines are ready."""
     engines = work.engines
@@ -52,7 +122,8 @@ async def make(work: Work) -> Plan:
     if isinstance(trace, str):
         return Plan(Unmeasured(work.incumbent, trace), LIMITS, live.options(work))
     find = PodFinder(work.kube, work.namespace, f"{work.run.name}-shadow")
-    await _ready(work, find, engines)
+    readiness = Readiness(find, engines.replicas, work.paused, work.say)
+    await readiness.wait()
     work = dataclasses.replace(work, time_left_s=work.time_left_s - (time.monotonic() - began_s))
     workload = ReplayWorkload(
         trace, engines.url, slo=work.incumbent.slo, options=ReplayOptions(api_key=work.api_key)
@@ -60,7 +131,7 @@ async def make(work: Work) -> Plan:
     interval_s = min(live.LAST_INTERVAL_S, max(live.FIRST_INTERVAL_S, workload.span_s / live.SAMPLES_A_SLICE))
     evaluator = LiveEvaluator(
         work.target,
-        metrics.scraping(work.client, find, interval_s),
+        metrics.scraping(work.client, find, interval_s, wanted=engines.replicas),
         workload,
         names=TRIMTAB,
         limits=LIMITS,
@@ -68,11 +139,17 @@ async def make(work: Work) -> Plan:
         washout_s=live.WASHOUT_S,
         min_requests=LEAST_REQUESTS,
         wait_until_idle=True,
-        paused=work.paused,
+        paused=readiness.forbidden,
     )
     facts = {"workload": trace.source, "requests": workload.num_requests, "span_s": round(workload.span_s, 1),
              "trace_hash": workload.trace_hash, "engines": engines.replicas}  # fmt: skip
-    return Plan(evaluator, LIMITS, live.options(work), facts=facts)
+    return Plan(
+        OnceReady(evaluator, readiness),
+        LIMITS,
+        live.options(work),
+        facts=facts,
+        waited_s=lambda: readiness.waited_s,
+    )
 
 
 async def _recorded(work: Work, engines: Engines) -> Trace | str:
@@ -107,19 +184,3 @@ def _last(trace: Trace, span_s: float) -> Trace:
     if trace.span_s <= span_s:
         return trace
     return trace.slice_time(trace.span_s - span_s, trace.span_s + 1.0)
-
-
-async def _ready(work: Work, find: PodFinder, engines: Engines) -> None:
-    """Until all engines are ready. The operator ends a run whose engines never are, at its time limit; that raises RunOver."""
-    said = False
-    while True:
-        ready = 0
-        with contextlib.suppress(Unavailable):
-            ready = len(await find())
-        if ready >= engines.replicas:
-            return
-        if not said:
-            work.say("engines", f"waiting until {engines.replicas} of the run's own are ready")
-            said = True
-        await work.paused()  # raises when the run is over
-        await asyncio.sleep(LOOK_AGAIN_S)

@@ -130,7 +130,7 @@ async def _tune(kube: Kube, orders: Orders, run: Run, notebook: Notebook, log: V
             view=view,
             paused=_permission(target, plan, view, time.monotonic() + left_s),
             begins=view.begins,
-            waited_s=lambda: target.waited_s,
+            waited_s=lambda: target.waited_s + plan.waited_s(),
             confirmer=plan.confirmer,
             doubt=plan.doubt,
             caveat=plan.caveat,
