@@ -46,14 +46,15 @@ class Resync:
         self._on_done = on_done
         self._now = now
         self._lock = threading.Lock()
-        self._delivered: dict[Key, str] = {}  # resource version, by the watch
-        self._suspects: dict[Key, tuple[str, float]] = {}  # resource version that the watch owes, since when
+        # Resource versions of one object are integers that grow.
+        self._delivered: dict[Key, int] = {}  # resource version, by the watch
+        self._suspects: dict[Key, tuple[int, float]] = {}  # resource version that the watch owes, since when
         self.last_s = now()
 
     def delivered(self, key: Key, resource_version: str) -> None:
         """The watch has delivered this service."""
         with self._lock:
-            self._delivered[key] = resource_version
+            self._delivered[key] = int(resource_version)
             self._suspects.pop(key, None)
 
     def known(self) -> list[Key]:
@@ -92,15 +93,16 @@ class Resync:
         runs = [run for place in self._places for run in self._kube.list(kinds.RUN, place)]
         self._index.replace(runs)
         services = [item for place in self._places for item in self._kube.list(kinds.SERVICE, place)]
-        found: dict[Key, str] = {}
+        found: dict[Key, int] = {}
         for item in services:
             metadata = item["metadata"]
-            found[Key(metadata["namespace"], metadata["name"])] = metadata["resourceVersion"]
+            found[Key(metadata["namespace"], metadata["name"])] = int(metadata["resourceVersion"])
         now = self._now()
         with self._lock:
             for key, version in found.items():
-                if self._delivered.get(key) != version and key not in self._suspects:
-                    self._suspects[key] = (version, now)
+                # The watch may be ahead of the list: it told of a change while the list was on its way.
+                if self._delivered.get(key, -1) < version:
+                    self._suspects.setdefault(key, (version, now))
             gone = {*self._delivered, *self._suspects} - set(found)
             for key in gone:
                 self._delivered.pop(key, None)

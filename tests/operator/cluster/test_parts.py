@@ -220,6 +220,16 @@ def test_a_watch_that_owes_a_change_for_long_is_dead_and_a_late_one_is_not(
     assert made.dead_watch() is None
 
 
+def test_a_watch_that_is_ahead_of_a_list_owes_nothing(kube: Kube, namespace: str) -> None:
+    clock, key = Clock(), Key(namespace, "chat")
+    version = service(kube, namespace)["metadata"]["resourceVersion"]
+    made, _, _ = resync(kube, namespace, clock)
+    made.delivered(key, str(int(version) + 1))  # changed while the list was under way
+    made.once()
+    clock.now_s += WATCH_GRACE_S + 1
+    assert made.dead_watch() is None
+
+
 # Any resource at all
 
 
