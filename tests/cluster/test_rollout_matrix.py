@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -126,13 +127,13 @@ def drain_one_of_two_nodes(place: Place) -> None:
     assert "disruption budget" in refusal_to_evict(place.kubectl, left)
 
 
-def drain_while_the_next_one_starts_slowly(place: Place) -> None:
+def while_the_next_one_starts_slowly(leave: Callable[[Place], None], place: Place) -> None:
     """The next pod has a node and does not begin: the old one serves on, for longer than it would by itself."""
     place.gate.unlink()
     [old] = engines(place.kubectl)
     ready = f"http://{old['status']['podIP']}:8000/ready"
-    draining = threading.Thread(target=drain_its_node, args=[place])
-    draining.start()
+    leaving = threading.Thread(target=leave, args=[place])
+    leaving.start()
     wait_until(lambda: httpx.get(ready, trust_env=False, timeout=60).json().get("held"))
     began_s = time.monotonic()
     with Load(address(place.kubectl), short_clients=1, long_clients=0) as late:
@@ -142,7 +143,7 @@ def drain_while_the_next_one_starts_slowly(place: Place) -> None:
     assert condition(found, "Available")["reason"] == "LeavingPodServes"
     assert condition(found, "Ready")["status"] == "False"
     place.gate.touch()
-    draining.join(READY_S)
+    leaving.join(READY_S)
 
 
 def fewer(place: Place) -> None:
@@ -190,7 +191,12 @@ MATRIX = {
     "two, pod deleted": Row(2, delete_a_pod),
     "two, node drained": Row(2, drain_one_of_two_nodes, open_the_nodes),
     "two, one fewer": Row(2, fewer, after=1),
-    "one with room, node drained": Row(1, drain_while_the_next_one_starts_slowly, has_room=True),
+    "one with room, node drained": Row(
+        1, partial(while_the_next_one_starts_slowly, drain_its_node), has_room=True
+    ),
+    "one with room, pod deleted": Row(
+        1, partial(while_the_next_one_starts_slowly, delete_a_pod), has_room=True
+    ),
     "one, image": Row(1, change_image, refuses=True),
     "one, pod deleted": Row(1, delete_a_pod, refuses=True),
     "one, node drained": Row(1, drain_its_node, open_the_nodes, refuses=True),
