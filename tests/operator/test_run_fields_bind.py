@@ -208,6 +208,7 @@ def test_a_candidate_keeps_what_it_does_not_turn_of_the_recommendation_in_force(
     [
         ({"before": {"p99ItlSeconds": 1.53}, "after": {"p99ItlSeconds": 0.2104}}, "1530ms → 210ms"),
         ({"before": {"p99ItlSeconds": 0.0312}}, "31.2ms"),
+        ({"before": {"p99ItlSeconds": 25.7318}, "after": {"p99ItlSeconds": 9.999}}, "25.7s → 9999ms"),
         ({"before": {"p99ItlSeconds": "soon"}, "after": {"p99ItlSeconds": -1}}, None),
         ({}, None),
     ],

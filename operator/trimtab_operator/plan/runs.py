@@ -375,11 +375,18 @@ def _p99_itl(result: Result | None) -> str | None:
     if result is None:
         return None
     shown = [
-        f"{seconds * 1000:.3g}ms" if seconds < 0.0995 else f"{seconds * 1000:.0f}ms"
+        _latency(seconds)
         for numbers in (result.before, result.after)
         if isinstance(seconds := numbers.get(_P99_ITL), int | float) and 0 <= seconds < _LONGEST_S
     ]
     return " → ".join(shown) or None
+
+
+def _latency(seconds: float) -> str:
+    """Three digits at least, and whole seconds of a stall in seconds."""
+    if seconds >= 9.9995:
+        return f"{seconds:.1f}s"
+    return f"{seconds * 1000:.3g}ms" if seconds < 0.0995 else f"{seconds * 1000:.0f}ms"
 
 
 def _short(values: Mapping[str, Any], document: Mapping[str, Any] | None) -> str:
