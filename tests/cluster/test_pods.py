@@ -286,6 +286,22 @@ def test_the_end_of_the_log_is_the_termination_message_when_asked_for(kubectl: K
     assert main_state(found)["terminated"]["message"] == "the model is missing"
 
 
+def test_a_container_that_takes_more_memory_than_its_limit_is_killed_for_it(kubectl: Kubectl) -> None:
+    limited = {"resources": {"limits": {"memory": "64Mi"}}}
+    takes = "held = b'x' * ({mib} << 20); import time; time.sleep(1000)"
+    # What its children take counts.
+    more = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {takes.format(mib=128)!r}])"
+    kubectl.apply(
+        pod("modest", takes.format(mib=32), container=limited),
+        pod("takes-more", more, container=limited, restartPolicy="Never"),
+    )
+    found = kubectl.wait_for("failed", "pod", "takes-more", condition=phase_is("Failed"))
+    ended = main_state(found)["terminated"]
+    assert (ended["reason"], ended["exitCode"]) == ("OOMKilled", 137)
+    kubectl.wait_for("ready", "pod", "modest", condition=is_ready)
+    assert kubectl.get("pod", "modest")["status"]["containerStatuses"][0]["restartCount"] == 0
+
+
 def test_deletion_runs_pre_stop_then_sigterm_and_kills_after_the_grace(kubectl: Kubectl) -> None:
     script = """
 import signal, time

@@ -1,4 +1,4 @@
-"""The life of one container: start, probes, restarts with back-off, preStop, SIGTERM, grace, SIGKILL.
+"""The life of one container: start, probes, memory limit, restarts with back-off, preStop, SIGTERM, grace, SIGKILL.
 
 A `pod` owns several; each `run` is a task of its own, and `stop` ends it from outside. State goes to `status.ContainerState`, and
 `changed` is called after every change of it.
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.cluster.agent import probes
+from support.cluster.agent import memory, probes
 from support.cluster.agent.api import Json
 from support.cluster.agent.env import ConfigError
 from support.cluster.agent.events import Events
@@ -25,6 +26,7 @@ from support.cluster.agent.status import ContainerState, Policy
 BACKOFF_MAX_S = 300.0
 CLEAN_RUN_S = 600.0  # after so long a run, back-off starts anew
 _CONFIG_RETRY_S = 1.0
+_KILLED = 128 + signal.SIGKILL
 
 Start = Callable[[Json, Path], Awaitable[ContainerProcess]]  # (container, log file)
 
@@ -56,6 +58,8 @@ class Container:
         self._stopping = asyncio.Event()
         self._process: ContainerProcess | None = None
         self._ended = asyncio.Event()
+        self._memory_limit: float | None = None
+        self._out_of_memory = False
         self.started = asyncio.Event()
 
     def log_path(self, *, previous: bool = False) -> Path:
@@ -116,6 +120,7 @@ class Container:
     async def _start(self) -> bool:
         """Start the process; False after a wait when the image or the configuration is not there."""
         try:
+            self._memory_limit = memory.limit_of(self.spec)
             self._process = await self._around.start(self.spec, self.log_path())
         except ImageNotFound as error:
             self._wait_state("ErrImagePull", str(error))
@@ -140,17 +145,19 @@ class Container:
         return True
 
     async def _live(self) -> None:
-        """From start to end of one process, probes included."""
+        """From start to end of one process, probes and memory limit included."""
         process = self._process
         assert process is not None, "only a started container lives"
         begun = self.state.running or {}
-        watching = asyncio.create_task(self._probe(process))
+        self._out_of_memory = False
+        watching = [asyncio.create_task(watch(process)) for watch in (self._probe, self._bound_memory)]
         try:
             code, number = await process.wait()
         finally:
-            watching.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watching
+            for task in watching:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
         process.kill()  # what is left of its group
         fall_back = self.spec.get("terminationMessagePolicy") == "FallbackToLogsOnError" and code != 0
         self.state.running = None
@@ -158,7 +165,7 @@ class Container:
         self.started.clear()
         self.state.terminated = {
             "exitCode": code,
-            "reason": "StartError" if process.start_failure else "Error" if code else "Completed",
+            "reason": self._why(process, code),
             "startedAt": begun.get("startedAt"),
             "finishedAt": now(),
             "containerID": self.state.process,
@@ -169,6 +176,18 @@ class Container:
         self._process = None
         self._ended.set()
         self._around.changed()
+
+    def _why(self, process: ContainerProcess, code: int) -> str:
+        """The reason of its end, as a container runtime puts it."""
+        if self._out_of_memory and code == _KILLED:
+            return "OOMKilled"
+        return "StartError" if process.start_failure else "Error" if code else "Completed"
+
+    async def _bound_memory(self, process: ContainerProcess) -> None:
+        if self._memory_limit is not None:
+            await memory.exceeded(process.pid, self._memory_limit)
+            self._out_of_memory = True
+            process.kill()
 
     async def _probe(self, process: ContainerProcess) -> None:
         """Probes of this life; a failed startup or liveness probe ends the process, with preStop and grace."""
