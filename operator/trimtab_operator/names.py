@@ -35,6 +35,9 @@ ANNOTATION_WORKER = (
     f"{GROUP}/worker"  # on a TuningRun: none, when somebody else measures and writes its status
 )
 ANNOTATION_ENGINES = f"{GROUP}/engines"  # on a Shadow run's Deployment: how many it has while it may act
+ANNOTATION_WORKER_SETTINGS = (
+    f"{GROUP}/worker-settings"  # on a worker's Job: digest of what decides whether its pod gets to start
+)
 LABEL_RUN = f"{GROUP}/run"
 LABEL_ORIGIN = f"{GROUP}/origin"  # on a TuningRun that no person made: nightly | drift
 ENGINE_CONTAINER = "engine"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import signal
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -13,11 +15,20 @@ import pytest
 
 from support.cluster.kubectl import Kubectl, KubectlError
 from support.cluster.manifests import config_map
-from support.cluster.story import BUDGET, budgets, condition, engines, tuning_run, wait_until
+from support.cluster.story import (
+    BUDGET,
+    budgets,
+    condition,
+    engines,
+    restarts,
+    run_out,
+    tuning_run,
+    wait_until,
+)
 from support.cluster_operator import OperatorProcess
 from trimtab_operator import names
 from trimtab_operator.plan.pods import rfc3339
-from trimtab_operator.plan.workers import PARTING_S
+from trimtab_operator.plan.workers import FINISHED, PARTING_S
 
 Json = dict[str, Any]
 RESOURCES = {"requests": {"cpu": "100m"}, "limits": {"memory": "256Mi"}}
@@ -188,13 +199,38 @@ def test_a_worker_that_fails_ends_its_run_with_its_last_words_and_the_next_run_b
     assert len(pods_of(chat, "fails-1")) == 1, "it is not tried again"
 
 
-def test_what_keeps_a_worker_from_starting_stands_in_its_run(chat: Kubectl, running: OperatorProcess) -> None:
-    chat("annotate", "infsvc", "chat", f"{names.ANNOTATION_TUNING}=paused")
-    running.stop()
+@contextlib.contextmanager
+def other_options(running: OperatorProcess) -> Iterator[Callable[..., None]]:
+    """Within the block the operator can be started anew with other options, as by an upgrade of the release; afterwards it has its own."""
     before = running.options
-    running.options = tuple("registry.example/absent:1" if "stand-in" in word else word for word in before)
-    running.start()
+
+    def start(**options: str) -> None:
+        words = list(before)
+        for name, value in options.items():
+            words[words.index(f"--{name.replace('_', '-')}") + 1] = value
+        running.stop()
+        running.options = tuple(words)
+        running.start()
+
     try:
+        yield start
+    finally:
+        if running.options != before:
+            running.stop()
+            running.options = before
+            running.start()
+
+
+def lives(kubectl: Kubectl) -> set[tuple[str, int]]:
+    """Of the engines: what a worker that cannot run has no effect on."""
+    return {(pod["metadata"]["uid"], restarts(pod)) for pod in engines(kubectl)}
+
+
+def test_what_keeps_a_worker_from_starting_stands_in_its_run(chat: Kubectl, running: OperatorProcess) -> None:
+    before = lives(chat)
+    chat("annotate", "infsvc", "chat", f"{names.ANNOTATION_TUNING}=paused")
+    with other_options(running) as start:
+        start(tuner_image="registry.example/absent:1")
         chat.apply(tuning_run("waits-5"))
         paused = wait_run(chat, "waits-5", names.TUNING_PAUSED)
         assert "startTime" not in paused["status"]
@@ -202,14 +238,76 @@ def test_what_keeps_a_worker_from_starting_stands_in_its_run(chat: Kubectl, runn
         chat("annotate", "infsvc", "chat", f"{names.ANNOTATION_TUNING}-")
         found = wait_run(chat, "waits-5", names.IMAGE_PULL_FAILED)
         assert condition(found, "Stalled")["status"] == "True"
-        assert "registry.example/absent:1" in condition(found, "Stalled")["message"]
-        # Its mind is changed, and the worker is gone.
-        chat("annotate", "trun", "waits-5", f"{names.ANNOTATION_WORKER}=none")
-        wait_until(lambda: chat.items("jobs,pods", "-l", f"{RUN}=waits-5") == [], 60)
+        said = condition(found, "Stalled")["message"]
+        assert said.startswith("its worker's pod: image registry.example/absent:1: ImagePullBackOff: ")
+        assert said.endswith("; it is the operator's --tuner-image (the chart's images.tuner)")
+    # The next release has it right, and the same run goes on.
+    wait_until(lambda: works(chat, "waits-5"), 90)
+    going = wait_run(chat, "waits-5", "Running")
+    assert condition(going, "Stalled")["status"] == "False"
+    assert going["status"]["startTime"] == found["status"]["startTime"], "its time limit counts on"
+    assert lives(chat) == before
+    # Its mind is changed, and the worker is gone.
+    chat("annotate", "trun", "waits-5", f"{names.ANNOTATION_WORKER}=none")
+    wait_until(lambda: chat.items("jobs,pods", "-l", f"{RUN}=waits-5") == [], 60)
+
+
+def test_a_worker_that_fits_on_no_node_or_is_killed_for_memory_says_so_until_another_takes_its_place(
+    chat: Kubectl, running: OperatorProcess
+) -> None:
+    before = lives(chat)
+    with other_options(running) as start:
+        start(tuner_image="trimtab/tuner:1", worker_resources='{"requests": {"memory": "1Ti"}}')
+        chat.apply(tuning_run("big-1"), tuning_run("big-2", evaluator="Simulator"))
+        found = wait_run(chat, "big-1", names.UNSCHEDULABLE)
+        said = condition(found, "Ready")["message"]
+        asks = "; it asks for memory 1Ti, by the operator's --worker-resources (the chart's worker.resources)"
+        assert said.startswith("its worker's pod: ")
+        assert "Insufficient memory" in said
+        assert said.endswith(asks)
+        assert (found["status"]["phase"], condition(found, "Stalled")["status"]) == ("Pending", "False")
+        # Nobody mends it before its time is over: then too it says what it was about.
+        over = run_out(chat, "big-1")
+        stalled = condition(over, "Stalled")
+        assert (over["status"]["phase"], stalled["reason"]) == ("Stopped", names.TIME_LIMIT_REACHED)
+        until = "spec.timeLimit (7200 s) is over without a result; until then its worker's pod: "
+        assert stalled["message"].startswith(until)
+        assert stalled["message"].endswith(asks)
+        wait_until(lambda: chat.items("jobs,pods", "-l", f"{RUN}=big-1") == [])
+        wait_run(chat, "big-2", names.UNSCHEDULABLE)
+
+        # Somebody means it too well.
+        start(tuner_image="trimtab/tuner:1", worker_resources='{"limits": {"memory": "24Mi"}}')
+        killed = "its worker is started again: was killed: out of memory (OOMKilled); raise its memory limit"
+        told = wait_run_said(chat, "big-2", killed)
+        assert told["status"]["phase"] == "Pending"
+        # At last it is given enough, comes to a result, and that is all that the service saw of it.
+        start(tuner_image="trimtab/tuner:1", worker_resources='{"limits": {"memory": "2Gi"}}')
+        ended = chat.wait_for("over", "trun", "big-2", condition=lambda r: r["status"]["phase"] in FINISHED)
+        assert ended["status"]["phase"] == "Succeeded", json.dumps(ended["status"], indent=1)
+        assert "send it traffic first" in condition(ended, "Ready")["message"]
+    assert lives(chat) == before
+
+
+def test_a_quota_without_room_for_a_workers_pod_is_told_and_the_run_goes_on_once_it_is_lifted(
+    chat: Kubectl,
+) -> None:
+    before, none = lives(chat), {"pods": "0"}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "full"}, "spec": {"hard": none}}  # fmt: skip
+    chat.apply(quota)
+    try:
+        chat.wait_for("counted", "resourcequota", "full", condition=lambda q: q.get("status", {}).get("hard") == none)  # fmt: skip
+        chat.apply(tuning_run("waits-7"))
+        found = wait_run(chat, "waits-7", names.PODS_NOT_CREATED)
+        said = condition(found, "Ready")["message"]
+        assert said.startswith("its worker's pod is not made: ")
+        assert 'pods "waits-7-worker-…" is forbidden: exceeded quota: full, requested: pods=1' in said
+        assert (found["status"]["phase"], condition(found, "Stalled")["status"]) == ("Pending", "False")
     finally:
-        running.stop()
-        running.options = before
-        running.start()
+        chat("delete", "resourcequota", "full")
+    wait_until(lambda: works(chat, "waits-7"), 120)
+    wait_run(chat, "waits-7", "Running")
+    assert lives(chat) == before
 
 
 def test_a_trace_that_is_not_there_is_named_and_a_worker_begins_once_it_is(chat: Kubectl) -> None:

@@ -12,9 +12,11 @@ from support.pods import T0, moment, terminated, waiting
 from support.services import BUDGET_PARAMETER, resource, run_resource
 from trimtab_operator import names, schema
 from trimtab_operator.api import InferenceService, TuningRun
-from trimtab_operator.plan import cluster, runs, verdicts, workers
+from trimtab_operator.api.service import ImagePullSecret
+from trimtab_operator.plan import cluster, runs, verdicts, worker_job, workers
 from trimtab_operator.plan.live import Switch, effective
 from trimtab_operator.plan.pods import rfc3339
+from trimtab_operator.plan.tuner_pod import Tuner
 from trimtab_operator.plan.workers import Account, Obstacle, Worker
 
 Json = dict[str, Any]
@@ -58,26 +60,36 @@ def job(*conditions: str, owner: str = "uid-chat-1", kind: str = names.RUN_KIND)
 
 
 def pod(
-    state: Json | None = None, phase: str = "Pending", *, of: str = "uid-job", unschedulable: bool = False
+    state: Json | None = None,
+    phase: str = "Pending",
+    *,
+    of: str = "uid-job",
+    unschedulable: bool = False,
+    resources: Json | None = None,
+    made: float = 6,
+    **status_fields: str,
 ) -> Json:
     """A pod of the Job; without a state its container is being created."""
     placed = {"type": "PodScheduled", "status": str(not unschedulable), "reason": "Unschedulable" if unschedulable else "",
               "message": "0/2 nodes are available: 2 Insufficient cpu." if unschedulable else ""}  # fmt: skip
-    status: Json = {"phase": phase, "conditions": [placed]}
-    if not unschedulable:
+    status: Json = {"phase": phase, "conditions": [placed], **status_fields}
+    if not unschedulable and not status_fields:
         now = state or waiting("ContainerCreating")
         status["containerStatuses"] = [{"name": names.WORKER_CONTAINER, "image": "tuner:1", "state": now}]
     labels = {names.LABEL_COMPONENT: names.WORKER_COMPONENT, names.LABEL_RUN: "chat-1"}
     metadata = {
         "name": "chat-1-worker-x",
         "labels": labels,
+        "creationTimestamp": moment(made),
         "ownerReferences": [{"uid": of, "controller": True}],
     }
-    return {"metadata": metadata, "status": status}
+    spec = {"containers": [{"name": names.WORKER_CONTAINER, "resources": resources or {}}]}
+    return {"metadata": metadata, "spec": spec, "status": status}
 
 
 RUNNING = pod({"running": {"startedAt": moment(6)}}, "Running")
 ENDED = pod(terminated(1, "line\nno answer from the API server\n"), "Failed")
+EVICTED = pod(phase="Failed", reason="Evicted", message="The node was low on resource: memory. ")
 
 
 @pytest.mark.parametrize(
@@ -132,12 +144,32 @@ def test_a_halt_and_a_service_that_cannot_be_measured_let_runs_wait() -> None:
         (Worker(job()), "starting", "Pending", "its worker starts"),
         (Worker(job(), (pod(),)), "starting", "Pending", "its worker starts"),
         (Worker(job(), (RUNNING,)), "running", None, ""),
-        (Worker(job(), (pod(unschedulable=True),)), "starting", names.UNSCHEDULABLE, "Insufficient cpu"),
+        (Worker(job(), (pod(unschedulable=True),)), "starting", names.UNSCHEDULABLE, "2 Insufficient cpu."),
+        (
+            Worker(
+                job(),
+                (
+                    pod(
+                        unschedulable=True,
+                        resources={"requests": {"cpu": "9"}, "limits": {"cpu": "99", "memory": "2Gi"}},
+                    ),
+                ),
+            ),
+            "starting",
+            names.UNSCHEDULABLE,
+            "; it asks for cpu 9, memory 2Gi, by the operator's --worker-resources (the chart's worker.resources)",
+        ),
         (
             Worker(job(), (pod(waiting("ImagePullBackOff", "no such")),)),
             "starting",
             names.IMAGE_PULL_FAILED,
             "no such",
+        ),
+        (
+            Worker(job(), (pod(waiting("InvalidImageName", "no such")),)),
+            "starting",
+            names.IMAGE_PULL_FAILED,
+            "; it is the operator's --tuner-image (the chart's images.tuner)",
         ),
         (Worker(job(), (pod(waiting("ErrImagePull", "once")),)), "starting", "Pending", "its worker starts"),
         (
@@ -147,6 +179,14 @@ def test_a_halt_and_a_service_that_cannot_be_measured_let_runs_wait() -> None:
             'configmap "t" not found',
         ),
         (Worker(job(), (), QUOTA), "starting", names.PODS_NOT_CREATED, QUOTA),
+        (Worker(job(), (ENDED,), QUOTA), "starting", names.PODS_NOT_CREATED, QUOTA),
+        (
+            Worker(job(), (EVICTED,)),
+            "starting",
+            "Pending",
+            "started again: Evicted: The node was low on resource: memory.",
+        ),
+        (Worker(job(), (pod(phase="Failed"),)), "starting", "Pending", "its worker starts"),
         (
             Worker(job(), (ENDED,)),
             "starting",
@@ -186,6 +226,7 @@ def test_how_a_worker_is(worker: Worker, state: str, reason: str | None, text: s
             "out of memory (OOMKilled)",
         ),
         (Worker(job("Failed"), (pod(terminated(139), "Failed"),)), "was killed by signal 11"),
+        (Worker(job("Failed"), (ENDED, EVICTED)), "Evicted: The node was low on resource: memory."),
         (Worker(job("Failed")), "BackoffLimitExceeded: thrice"),
         (Worker(job("Complete")), "without a result"),
     ],
@@ -203,6 +244,82 @@ def test_a_failed_worker_fails_its_run_for_good_with_the_reason(worker: Worker, 
     assert later == first
     judged = run(status={**first, "phase": "Running", "result": {"verdict": "KeptIncumbent"}})
     assert workers.judge(judged, Worker(job("Complete"))) == Account("ended", since=moment(5))
+
+
+def refused(message: str, at: float, reason: str = "FailedCreate", **more: Any) -> Json:
+    """An event of the Job."""
+    return {"reason": reason, "message": message, "lastTimestamp": moment(at), **more}
+
+
+def test_what_the_job_controller_said_last_is_told_alike_each_time() -> None:
+    quota = 'Error creating: pods "chat-1-worker-{}" is forbidden: exceeded quota: q'
+    told = 'Error creating: pods "chat-1-worker-…" is forbidden: exceeded quota: q'
+    one, two = refused(quota.format("x1y2z"), 20), refused(quota.format("abcde"), 30)
+    assert workers.not_made([one], job(), []) == workers.not_made([two, one], job(), []) == told
+    combined = refused("(combined from similar events): " + quota.format("zzzzz"), 40)
+    assert workers.not_made([combined, one], job(), []) == told
+    # Another reason came later, by whichever way the time is written.
+    level: Json = {"lastTimestamp": None, "eventTime": moment(50)}
+    assert workers.not_made([refused("violates PodSecurity", 0, **level), two], job(), []) == "violates PodSecurity"  # fmt: skip
+    series: Json = {"series": {"lastObservedTime": moment(60)}}
+    assert workers.not_made([refused("no account", 1, **series), combined], job(), []) == "no account"
+    # What was said before a pod was made after all says nothing of the next one.
+    ended = pod(terminated(1, finished=25), "Failed")
+    assert workers.not_made([one], job(), [ended]) is None
+    assert workers.not_made([one, two], job(), [ended]) == told
+    assert workers.not_made([refused("made it", 9, "SuccessfulCreate")], job(), []) is None
+
+
+def marked(resources: Json | None = None) -> Json:
+    """A Job that an operator with that for its workers' resources has made."""
+    made, built = job(), worker_job.job(service(), run(), Tuner(resources=resources or {}), 60.0)
+    made["metadata"]["annotations"] = built["metadata"]["annotations"]
+    return made
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        (pod(unschedulable=True),),
+        (pod(waiting("ImagePullBackOff")),),
+        (pod(terminated(137, reason="OOMKilled"), "Failed"),),
+    ],
+)
+def test_a_worker_that_does_not_get_to_start_is_made_anew_once_it_would_be_another(
+    found: tuple[Json],
+) -> None:
+    def ends(worker: Json, of: InferenceService | None = None) -> tuple[str, ...]:
+        seen: Json = {"workers": {"chat-1": Worker(worker, found)}, "worker_pods": found}
+        ended: tuple[str, ...] = look(run(status={"startTime": moment(5)}), of=of, **seen)[0].end_workers
+        return ended
+
+    other = {"limits": {"memory": "1Gi"}}
+    assert ends(marked(other)) == ("chat-1",)
+    assert ends(marked()) == (), "nothing has changed"
+    assert ends(job()) == (), "an operator before this one made it"
+    pulls = replace(service().spec.engine, image_pull_secrets=(ImagePullSecret("registry"),))
+    assert ends(marked(), replace(service(), spec=replace(service().spec, engine=pulls))) == ("chat-1",)
+
+
+def test_a_worker_that_starts_or_works_is_left_alone_whatever_made_it() -> None:
+    for found in ((), (pod(),), (RUNNING,), (ENDED, RUNNING)):
+        seen: Json = {"workers": {"chat-1": Worker(marked({"limits": {"memory": "1Gi"}}), found)}}
+        assert look(run(), worker_pods=found, **seen)[0].end_workers == ()
+
+
+def test_at_the_time_limit_a_run_says_what_it_could_not_go_on_for() -> None:
+    worker = Worker(job(), (pod(unschedulable=True),))
+    first = look(run(), workers={"chat-1": worker}, worker_pods=worker.pods)[1].run_statuses["chat-1"]
+    over = run(status={**first, "startTime": moment(5 - 7200)})
+    said = told(look(over)[1])
+    assert said[:2] == ("Stopped", names.TIME_LIMIT_REACHED)
+    assert said[2] == ("spec.timeLimit (7200 s) is over without a result; until then its worker's pod: "
+                       "0/2 nodes are available: 2 Insufficient cpu.")  # fmt: skip
+    # One that was on its way has nothing to add.
+    for worker in (Worker(job()), Worker(job(), (RUNNING,))):
+        first = look(run(), workers={"chat-1": worker}, worker_pods=worker.pods)[1].run_statuses["chat-1"]
+        over = run(status={**first, "startTime": moment(5 - 7200)})
+        assert told(look(over)[1])[2] == "spec.timeLimit (7200 s) is over without a result"
 
 
 def test_a_run_counts_its_time_from_its_workers_beginning_and_runs_while_it_does() -> None:

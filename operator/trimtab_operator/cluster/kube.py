@@ -217,10 +217,12 @@ class Kube:
         path = kind.path(namespace, quote(name), "status")
         return self._call("PATCH", kind, path, query, body, "application/apply-patch+yaml", repeat={409})
 
-    def create(self, manifest: Json) -> Json:
+    def create(self, manifest: Json, *, dry_run: bool = False) -> Json:
         """Make a new object; Conflict when the name is taken."""
         kind, metadata = BY_NAME[manifest["kind"]], manifest["metadata"]
         query = {"fieldManager": names.FIELD_MANAGER}
+        if dry_run:
+            query["dryRun"] = "All"
         return self._call("POST", kind, kind.path(metadata.get("namespace")), query, manifest)
 
     def replace(self, manifest: Json) -> Json:

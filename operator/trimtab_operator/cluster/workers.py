@@ -39,8 +39,8 @@ class WorkerObjects:
         said = next(
             (complaints[name] for pod in mine if (name := pod["metadata"]["name"]) in complaints), None
         )
-        if said is None and job is not None and not mine and not workers.finished(job):
-            said = self._of_job(job)
+        if said is None and job is not None and all(map(pods.over, mine)) and not workers.finished(job):
+            said = self._of_job(job, mine)
         return Worker(job, mine, said)
 
     def pods(self, namespace: str, service: str) -> list[Json]:
@@ -63,13 +63,15 @@ class WorkerObjects:
                 problem = self._ensure(run, manifest)
                 if problem is not None:
                     return problem
-            secret = self._tokens(run, tokens)
             began = run.status.start_time
-            spent_s = 0.0 if began is None else self._now() - pods.unix(began)
-            made = worker_job.job(
-                service, run, tuner, run.spec.time_limit_s - spent_s, secret, engines, address
-            )
-            return self._kube.create(made)
+            left_s = run.spec.time_limit_s - (0.0 if began is None else self._now() - pods.unix(began))
+
+            def job(secret: str | None = None) -> Json:
+                return worker_job.job(service, run, tuner, left_s, secret, engines, address)
+
+            # While no Job may be made (a quota), each try would leave a Secret that nobody can find again.
+            self._kube.create(job(), dry_run=True)
+            return self._kube.create(job(self._tokens(run, tokens)))
         except Conflict:
             return Obstacle("Pending", "somebody made its worker at the same time")
         except NamespaceGoing as error:
@@ -110,12 +112,10 @@ class WorkerObjects:
             self._kube.create(worker_job.tokens(run, tokens, name))
         return name
 
-    def _of_job(self, job: Json) -> str | None:
+    def _of_job(self, job: Json, tried: Iterable[Json]) -> str | None:
         """What the Job controller says when it may make no pod: a quota, an admission rule. No status has it."""
         metadata = job["metadata"]
         if self._now() - pods.unix(metadata.get("creationTimestamp")) < pods.CREATING_PATIENCE_S:
             return None
         about = {"involvedObject.uid": metadata["uid"], "type": "Warning"}
-        listed = self._kube.list(kinds.EVENT, metadata["namespace"], fields=about)
-        said = [str(event.get("message", "")) for event in listed if event.get("reason") == "FailedCreate"]
-        return said[-1] if said else None
+        return workers.not_made(self._kube.list(kinds.EVENT, metadata["namespace"], fields=about), job, tried)

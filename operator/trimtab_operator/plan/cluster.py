@@ -167,7 +167,10 @@ def decide(observed: Observed, settings: Settings, now: float, time: str) -> Dec
         quiet=quiet,
         border_s=quiet_times.next_begin_s(limits, now) if quiet is None else quiet.until_s,
         new_worker=acting if _may_begin(observed, acting, shadow_plan, now) else None,
-        end_workers=workers.leftovers(observed.runs, observed.worker_pods, now).end,
+        end_workers=(
+            *workers.leftovers(observed.runs, observed.worker_pods, now).end,
+            *run_account.outdated(observed, acting, settings.tuner, now),
+        ),
     )
 
 

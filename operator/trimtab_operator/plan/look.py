@@ -90,7 +90,7 @@ class Decision:
     drift: tuning_drift.DriftVerdict | None
     superfluous: tuple[TuningRun, ...]  # finished runs beyond those that are kept
     new_worker: TuningRun | None  # a worker is to be made for it
-    end_workers: tuple[str, ...]  # names of runs that need theirs no longer
+    end_workers: tuple[str, ...]  # names of runs that need theirs no longer, or another one
     quiet: quiet_times.Quiet | None = None  # the quiet time in force: nothing starts, is tried or promoted
     border_s: float | None = None  # when a quiet time ends or begins next
 

@@ -12,8 +12,9 @@ from trimtab_operator import names
 from trimtab_operator.api import TuningRun
 from trimtab_operator.api.run import AppliedCandidate
 from trimtab_operator.plan import live as plan_live
-from trimtab_operator.plan import pods, quiet_times, runs, shadow, verdicts, workers
+from trimtab_operator.plan import pods, quiet_times, runs, shadow, verdicts, worker_job, workers
 from trimtab_operator.plan.look import Decision, Observed
+from trimtab_operator.plan.tuner_pod import Tuner
 
 Json = dict[str, Any]
 _PROBLEM_RETRY_S = 30.0  # of a worker that may not be made: rights and foreign objects are not watched
@@ -45,6 +46,16 @@ def may_begin(observed: Observed, run: TuningRun | None, now: float) -> bool:
 def works(observed: Observed, run: TuningRun | None, now: float) -> bool:
     """Whether the run has a worker that is not over."""
     return worker(observed, run, now)[0].state in ("starting", "running")
+
+
+def outdated(observed: Observed, run: TuningRun | None, tuner: Tuner, now: float) -> tuple[str, ...]:
+    """The run whose worker does not get to start, and would be made otherwise now: what keeps it may have been mended."""
+    account, _ = worker(observed, run, now)
+    if run is None or not account.stuck:
+        return ()
+    job = observed.workers[run.name].job or {}
+    mark = (job["metadata"].get("annotations") or {}).get(names.ANNOTATION_WORKER_SETTINGS)
+    return () if mark in (None, worker_job.settings_mark(observed.service, tuner)) else (run.name,)
 
 
 def goes_on(observed: Observed, run: TuningRun | None, now: float) -> bool:

@@ -299,7 +299,8 @@ class _End:
             return run.status.result.verdict or "", self.outcome
         if _overdue(run, now):
             message = f"spec.timeLimit ({run.spec.time_limit_s:.0f} s) is over without a result"
-            if said is not None and said.reason == names.SHADOW_NOT_READY:
+            # What it could not go on for is no less true now, and nobody can look at its worker any more.
+            if said is not None and said.message and (said.reason, said.message) not in _usual(run):
                 message += f"; until then {said.message}"
             return names.TIME_LIMIT_REACHED, message
         if self.worker.state == "failed":
@@ -352,6 +353,11 @@ def _progress(run: TuningRun, phase: str, obstacle: Obstacle | None) -> tuple[st
         told = f"kubectl logs job/{names.worker(run.name)} has each measurement"
         return phase, told if workers.wanted(run) else ""
     return phase, "its worker starts" if workers.wanted(run) else support.NO_WORKER
+
+
+def _usual(run: TuningRun) -> tuple[tuple[str, str], ...]:
+    """What is said of a run that nothing keeps from going on."""
+    return _progress(run, "Pending", None), _progress(run, "Running", None)
 
 
 def _no_service(run: TuningRun) -> str:

@@ -1,7 +1,7 @@
 """A TuningRun → the objects of its worker: account with rights, Secret with read tokens, Job. Pure.
 
 All have one name, `<run>-worker`, and belong to the run, so that they go with it. They are made once and never changed: an upgraded
-operator leaves a worker of an older one alone. What the worker may do is read its run, its service and that one's live config, find the
+operator leaves a worker of an older one alone, unless that does not get to start (`settings_mark`). What the worker may do is read its run, its service and that one's live config, find the
 engines' addresses, and write its run's status; candidates reach engines by way of that status only. Called by `cluster.workers`.
 
 The worker's contract: exit status 0 once a result stands in the run's status; 2 when another try would end alike (the run ends);
@@ -20,6 +20,7 @@ from trimtab_operator import names
 from trimtab_operator.api import InferenceService, TuningRun
 from trimtab_operator.api.service import SecretKey
 from trimtab_operator.plan.access import account_with_rights, rule
+from trimtab_operator.plan.drift import digest
 from trimtab_operator.plan.objects import run_child, run_labels
 from trimtab_operator.plan.shadow import Engines
 from trimtab_operator.plan.tuner_pod import Mount, Tuner, tuner_pod
@@ -93,6 +94,7 @@ def job(
         items = [{"key": keys.key, "path": keys.key}]
         mounts.append(Mount("keys", KEYS_DIRECTORY, {"secret": {"secretName": keys.name, "items": items}}))
     built = _head(run, "batch/v1", "Job")
+    built["metadata"]["annotations"] = {names.ANNOTATION_WORKER_SETTINGS: settings_mark(service, tuner)}
     built["spec"] = {
         "completions": 1,
         "parallelism": 1,
@@ -127,11 +129,21 @@ def job(
             account=names.worker(run.name),
             mounts=mounts,
             env=[] if engines is None else [_api_key(engines)],
-            pull_secrets=[secret.name for secret in service.spec.engine.image_pull_secrets],
+            pull_secrets=_pull_secrets(service),
             grace_s=GRACE_S,
         ),
     }
     return built
+
+
+def settings_mark(service: InferenceService, tuner: Tuner) -> str:
+    """Of what people change when a worker's pod does not get to start: under another mark, another Job may do better."""
+    content = {
+        "image": tuner.image,
+        "resources": dict(tuner.resources),
+        "pullSecrets": _pull_secrets(service),
+    }
+    return digest(content)
 
 
 def asked_keys(service: InferenceService, run: TuningRun) -> SecretKey | None:
@@ -164,6 +176,10 @@ def _where(service: InferenceService, run: TuningRun, address: str | None) -> li
         return []
     host = f"[{address}]" if ":" in str(address) else address
     return ["--url", f"http://{host}:{service.spec.service.port}"]
+
+
+def _pull_secrets(service: InferenceService) -> list[str]:
+    return [secret.name for secret in service.spec.engine.image_pull_secrets]
 
 
 def _api_key(engines: Engines) -> Manifest:

@@ -6,6 +6,7 @@ by `cluster.workers`; how the objects look is `worker_job`'s business, what cand
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -24,6 +25,10 @@ FINISHED = ("Succeeded", "Failed", "Stopped")
 PARTING_S = 15.0
 JOB_RETRY_S = 2.0  # the Job controller has not said yet what it makes of a pod
 _CANDIDATES = ("Canary", "Apply")  # modes in which running engines may get candidates
+_RESOURCES = "--worker-resources (the chart's worker.resources)"
+_IMAGE = "--tuner-image (the chart's images.tuner)"
+#: How an event recorder marks the last of many that are alike.
+_COMBINED = "(combined from similar events): "
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +51,15 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """How a worker is. `failure` is what a failed one said; `look_again` asks for another look soon."""
+    """How a worker is. `failure` is what a failed one said; `look_again` asks for another look soon; `stuck`: its pod does not get to
+    start, or ended and is tried again as it was, so that one with other settings may do better."""
 
     state: Literal["none", "starting", "running", "ended", "failed"] = "none"
     obstacle: Obstacle | None = None
     failure: str = ""
     since: str | None = None  # when it was made
     look_again: bool = False
+    stuck: bool = False
 
 
 def wanted(run: TuningRun) -> bool:
@@ -132,13 +139,49 @@ def _starting(
             reason, message = names.FAILED_MOUNT, complaint
         if reason is not None:
             stalled = reason == names.IMAGE_PULL_FAILED
-            return Account("starting", Obstacle(reason, f"its worker's pod: {message}", stalled), since=since)
-    if not mine and complaint is not None:
-        message = f"its worker's pod is not made: {complaint}"
-        return Account("starting", Obstacle(names.PODS_NOT_CREATED, message), since=since, look_again=True)
+            told = Obstacle(reason, f"its worker's pod: {message}{_to_mend(reason, pod)}", stalled)
+            return Account("starting", told, since=since, stuck=True)
+    if not alive and complaint is not None:
+        told = Obstacle(names.PODS_NOT_CREATED, f"its worker's pod is not made: {complaint}")
+        return Account("starting", told, since=since, look_again=True, stuck=True)
     said = _last_words(mine)
-    message = "its worker starts" if not said else f"its worker is started again: {said}"
-    return Account("starting", Obstacle("Pending", message), since=since, look_again=not alive)
+    told = Obstacle("Pending", f"its worker is started again: {said}" if said else "its worker starts")
+    return Account("starting", told, since=since, look_again=not alive, stuck=bool(said))
+
+
+def _to_mend(reason: str, pod: Json) -> str:
+    """Where what keeps the pod from starting was decided: whoever made the run may not know of it."""
+    if reason == names.IMAGE_PULL_FAILED:
+        return f"; it is the operator's {_IMAGE}"
+    asked = _asked(pod) if reason == names.UNSCHEDULABLE else ""
+    return f"; it asks for {asked}, by the operator's {_RESOURCES}" if asked else ""
+
+
+def _asked(pod: Json) -> str:
+    """What the pod asks of a node, as it was written; a limit counts where no request is given."""
+    containers = pod.get("spec", {}).get("containers") or ()
+    given = [container.get("resources") or {} for container in containers]
+    asked = {k: v for one in given for k, v in {**(one.get("limits") or {}), **(one.get("requests") or {})}.items()}  # fmt: skip
+    return ", ".join(f"{name} {amount}" for name, amount in sorted(asked.items()))
+
+
+def not_made(events: Iterable[Json], job: Json, tried: Iterable[Json]) -> str | None:
+    """What the Job controller said last of a pod that it may not make (a quota, an admission rule), out of the Job's events; None for
+    nothing since the last of those that were `tried`. Each time it is a pod of another name, which nobody will ever see: that is
+    left out, so that the same is told alike."""
+    since_s = max((_ended_s(pod) for pod in tried), default=0.0)
+    found = [e for e in events if e.get("reason") == "FailedCreate" and _happened_s(e) > since_s]
+    last = max(found, key=_happened_s, default=None)
+    if last is None:
+        return None
+    name, said = str(job["metadata"]["name"]), str(last.get("message", "")).removeprefix(_COMBINED)
+    return re.sub(rf'"{re.escape(name)}-[a-z0-9]*"', f'"{name}-…"', said)
+
+
+def _happened_s(event: Json) -> float:
+    series = event.get("series") or {}
+    moments = (event.get("lastTimestamp"), series.get("lastObservedTime"), event.get("eventTime"))
+    return max(pods.unix(moment) for moment in moments)
 
 
 def finished(job: Json) -> bool:
@@ -219,8 +262,25 @@ def state(pod: Json) -> Json:
 
 def _last_words(found: Iterable[Json]) -> str:
     """Exit status and last line of the pod that ended last; empty when none did."""
-    ended = [terminated for pod in found if (terminated := state(pod).get("terminated")) is not None]
-    last = max(ended, key=lambda one: pods.unix(one.get("finishedAt")), default=None)
+    last = max((pod for pod in found if _ended(pod)), key=_ended_s, default=None)
+    return "" if last is None else _words(last)
+
+
+def _ended(pod: Json) -> bool:
+    return pods.over(pod) or "terminated" in state(pod)
+
+
+def _ended_s(pod: Json) -> float:
+    """When it ended; of one that had no container yet, when it was made."""
+    made = pod["metadata"].get("creationTimestamp")
+    return pods.unix(state(pod).get("terminated", {}).get("finishedAt") or made)
+
+
+def _words(pod: Json) -> str:
+    last, status = state(pod).get("terminated"), pod["status"]
+    # A kubelet ended it for a reason of its own: it did not take the pod in, or evicted it.
+    if status.get("reason") and status.get("message"):
+        return f"{status['reason']}: {str(status['message']).strip()}"
     if last is None:
         return ""
     code = int(last.get("exitCode", 0))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from support.engine_server import wait_until
 from support.kube_api import KubeApi
 from support.services import BUDGET_PARAMETER, resource, run_resource
 from trimtab_operator import names, schema
@@ -14,10 +15,11 @@ from trimtab_operator.api import InferenceService, TuningRun
 from trimtab_operator.api.status import ServiceStatus
 from trimtab_operator.cluster import kinds
 from trimtab_operator.cluster.engines import Engines
-from trimtab_operator.cluster.kube import Kube, NotLeading, load_credentials
+from trimtab_operator.cluster.kube import Denied, Kube, NotLeading, load_credentials
 from trimtab_operator.cluster.observe import Observer, RunIndex
 from trimtab_operator.cluster.tokens import Signer
 from trimtab_operator.cluster.workers import WorkerObjects
+from trimtab_operator.plan import worker_job
 from trimtab_operator.plan.tuner_pod import Tuner
 from trimtab_operator.plan.workers import Obstacle
 
@@ -25,6 +27,7 @@ Json = dict[str, Any]
 TUNER = Tuner("tuner:1")
 TOKENS = {"uid-of-a-pod": "token"}
 NAME = "chat-1-worker"
+QUOTA = kinds.Kind("ResourceQuota", "", "v1", "resourcequotas")
 KINDS = (kinds.ROLE, kinds.SERVICE_ACCOUNT, kinds.ROLE_BINDING, kinds.SECRET, kinds.JOB)
 
 
@@ -60,12 +63,12 @@ def there(kube: Kube, namespace: str) -> list[tuple[str, str]]:
     ]
 
 
-@pytest.mark.parametrize("writes", range(6))
+@pytest.mark.parametrize("writes", range(7))
 def test_whenever_its_maker_dies_the_next_one_completes_one_worker(
     api: KubeApi, kube: Kube, namespace: str, pair: tuple[InferenceService, TuningRun], writes: int
 ) -> None:
     first = WorkerObjects(dying(api, writes))
-    if writes < 5:
+    if writes < 6:
         with pytest.raises(NotLeading):
             first.make(*pair, TUNER, TOKENS)
     else:
@@ -75,7 +78,7 @@ def test_whenever_its_maker_dies_the_next_one_completes_one_worker(
     assert [item for item in found if item[0] != "Secret"] == [
         ("Role", NAME), ("ServiceAccount", NAME), ("RoleBinding", NAME), ("Job", NAME),
     ]  # fmt: skip
-    if writes == 5:
+    if writes == 6:
         assert isinstance(made, Obstacle), "there is one"
         return
     assert not isinstance(made, Obstacle)
@@ -85,7 +88,7 @@ def test_whenever_its_maker_dies_the_next_one_completes_one_worker(
         if v["name"] == "tokens"
     ]
     assert ("Secret", mounted) in found
-    assert len(found) == (6 if writes == 4 else 5), "tokens that nobody may read are made anew"
+    assert len(found) == (6 if writes == 5 else 5), "tokens that nobody may read are made anew"
 
 
 def test_what_somebody_else_has_under_that_name_is_left_alone_and_named(
@@ -127,6 +130,32 @@ def test_what_the_api_server_refuses_is_said_with_its_words(
     assert isinstance(problem, Obstacle)
     assert (problem.reason, problem.stalled) == (names.INVALID_SPEC, True)
     assert "quantities must match" in problem.message or "lots" in problem.message
+
+
+def test_a_quota_that_forbids_the_job_is_told_and_tries_leave_nothing_behind(
+    kube: Kube, namespace: str, pair: tuple[InferenceService, TuningRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(kinds.BY_NAME, QUOTA.name, QUOTA)
+    none = {"count/jobs.batch": "0"}
+    quota = {"apiVersion": "v1", "kind": QUOTA.name, "metadata": {"name": "no-jobs", "namespace": namespace},
+             "spec": {"hard": none}}  # fmt: skip
+    kube.create(quota)
+    kube.apply_status(QUOTA, namespace, "no-jobs", {"hard": none, "used": none})  # no controller counts here
+    wait_until(lambda: forbidden(kube, worker_job.job(*pair, TUNER, 60.0)))
+    for _ in range(2):
+        problem = WorkerObjects(kube).make(*pair, TUNER, TOKENS)
+        assert isinstance(problem, Obstacle)
+        assert (problem.reason, problem.stalled) == (names.API_DENIED, True)
+        assert "exceeded quota: no-jobs, requested: count/jobs.batch=1" in problem.message
+    assert "Secret" not in {kind for kind, _ in there(kube, namespace)}
+
+
+def forbidden(kube: Kube, manifest: Json) -> bool:
+    try:
+        kube.create(manifest, dry_run=True)
+    except Denied:
+        return True
+    return False
 
 
 class Hasty(Kube):
