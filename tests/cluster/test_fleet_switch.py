@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from support.cluster import rights
 from support.cluster.cluster import Cluster
 from support.cluster.kubectl import Kubectl
+from support.cluster.manifests import config_map
 from support.cluster.story import (
     BUDGET,
     TUNABLE,
@@ -18,16 +21,20 @@ from support.cluster.story import (
     condition,
     service,
     start_run,
+    tuning_run,
     wait_condition,
     wait_ready,
     wait_until,
 )
 from support.cluster_operator import OperatorProcess, operator
 from trimtab_operator import crds, names
+from trimtab_operator.plan.workers import FINISHED
 
+Json = dict[str, Any]
 HOME = "fleet-home"
 IN_FORCE_S = 10.0  # what is promised
 MARGIN_S = 10.0  # two shared cores
+RUN_S = 240.0  # at rest a run takes ten seconds
 
 
 @pytest.fixture(scope="module")
@@ -148,3 +155,52 @@ def test_of_two_services_runs_the_older_one_acts_and_the_other_waits_for_its_tur
     assert running["status"]["applied"]["pods"] == "1/1"
     second("delete", "trun", "younger")
     wait_until(lambda: budgets(limited, second) == standing)
+
+
+def traced(name: str) -> Json:
+    """A run with a worker; it has nothing to gain, so measuring the incumbent once is enough."""
+    workload = {"type": "Trace", "traceRef": {"name": "traffic", "key": "t.jsonl"}}
+    return tuning_run(name, maxTrials=1, workload=workload)
+
+
+def test_the_workers_of_two_services_work_one_after_the_other_and_both_come_to_a_result(
+    pair: tuple[Kubectl, Kubectl], limited: OperatorProcess
+) -> None:
+    first, second = pair
+    rows = [{"arrival_s": number / 20, "prompt_tokens": 8, "output_tokens": 4} for number in range(60)]
+    traffic = config_map("traffic", **{"t.jsonl": "\n".join(map(json.dumps, rows))})
+    patient = json.dumps({"spec": {"slo": {"ttft": "1h", "itl": "1h"}}})
+    for kubectl in pair:
+        kubectl("patch", "infsvc", "chat", "--type=merge", "-p", patient)
+    second.apply(traffic)
+    first.apply(traced("older"))
+    # Its worker is made, and holds the place although it waits for its trace.
+    first.wait_for(
+        "made", "trun", "older", condition=lambda r: condition(r, "Ready")["reason"] == names.FAILED_MOUNT
+    )
+    second.apply(traced("younger"))
+    waiting = second.wait_for(
+        "waiting",
+        "trun",
+        "younger",
+        condition=lambda r: condition(r, "Ready")["reason"] == names.WAITING_FOR_TURN,
+    )
+    said = "--max-concurrent-runs 1: runs of other services act already, or are older"
+    assert condition(waiting, "Ready")["message"] == said
+    assert (waiting["status"]["phase"], condition(waiting, "Stalled")["status"]) == ("Pending", "False")
+    # The operator's next life knows whose turn it is.
+    limited.stop(signal.SIGKILL)
+    limited.start()
+    first.apply(traffic)
+
+    def begun() -> bool:
+        begun = "startTime" in second.get("trun", "younger")["status"]
+        assert not begun or "result" in first.get("trun", "older")["status"], "both work at a time"
+        return begun
+
+    wait_until(begun, RUN_S, "the second never begins")
+    for kubectl, name in ((first, "older"), (second, "younger")):
+        over = kubectl.wait_for("over", "trun", name, timeout_s=RUN_S, condition=lambda r: r["status"]["phase"] in FINISHED)  # fmt: skip
+        assert over["status"]["phase"] == "Succeeded", json.dumps(over["status"], indent=1)
+        assert over["status"]["result"]["verdict"] == "KeptIncumbent"
+        assert over["status"]["result"]["before"]["requests"] >= len(rows)

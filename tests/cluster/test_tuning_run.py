@@ -19,9 +19,11 @@ from support.cluster.kubectl import Kubectl
 from support.cluster.story import (
     LEASE_S,
     address,
+    condition,
     engines,
     read_back,
     restarts,
+    run_out,
     service,
     wait_ready,
     wait_until,
@@ -29,6 +31,7 @@ from support.cluster.story import (
 from support.cluster.two_classes import INTERACTIVE, TwoClasses
 from support.cluster_operator import OperatorProcess
 from support.prometheus import start_prometheus
+from trimtab_operator import names
 
 Json = dict[str, Any]
 RUN_S = 600.0  # at rest a run takes less than a minute
@@ -205,6 +208,35 @@ def test_a_worker_gives_its_candidate_back_goes_on_and_leaves_with_its_run(
         assert second.wait(120) == 0, log.read_text()
     assert "TuningRun moved was deleted" in log.read_text()
     wait_until(lambda: policies(running, kubectl) == ["fcfs", "fcfs"])
+
+
+def test_a_run_whose_time_is_over_gives_its_candidate_back_and_the_next_one_acts(
+    busy: tuple[Kubectl, TwoClasses], running: OperatorProcess
+) -> None:
+    kubectl, traffic = busy
+    patch(kubectl, tuning={"mode": "Apply"})
+    create(kubectl, "late", maxTrials=3, workload={"slice": "8s"})
+    create(kubectl, "next", maxTrials=3, workload={"slice": "4s"})
+    wait_tried(kubectl, "late")
+    wait_until(lambda: policies(running, kubectl) == ["sla-aware", "sla-aware"])
+    ended = run_out(kubectl, "late")
+    ready, stalled = condition(ended, "Ready"), condition(ended, "Stalled")
+    said = "spec.timeLimit (1800 s) is over without a result"
+    assert (ended["status"]["phase"], stalled["status"]) == ("Stopped", "True")
+    assert (ready["status"], ready["reason"], ready["message"]) == ("False", names.TIME_LIMIT_REACHED, said)
+
+    def given_back() -> bool:
+        told = [read_back(running, pod) for pod in engines(kubectl)]
+        return [(t["candidate"], t["in_force"]["config"]["scheduling_policy"]) for t in told] == [(None, "fcfs")] * 2  # fmt: skip
+
+    wait_until(given_back)
+    # Its worker gives the candidate back itself, and is gone with its Job.
+    wait_until(lambda: kubectl.items("jobs,pods", "-l", "serving.trimtab.dev/run=late") == [])
+    assert {"candidate", "applied", "result"} & set(kubectl.get("trun", "late")["status"]) == set()
+    # The next one's worker was not made before, and finds its way by itself.
+    wait_tried(kubectl, "next")
+    assert condition(kubectl.get("trun", "late"), "Ready") == ready
+    assert traffic.failed == []
 
 
 def test_a_better_config_is_found_under_traffic_and_promoted_although_a_worker_was_killed(
