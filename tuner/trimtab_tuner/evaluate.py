@@ -12,7 +12,7 @@ import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from trimtab_engine.core.live import LiveConfig
 from trimtab_tuner import guardrails
@@ -25,7 +25,7 @@ from trimtab_tuner.metrics.reading import Block, Reading, Unknown
 from trimtab_tuner.metrics.snapshot import Snapshot, Window
 from trimtab_tuner.metrics.source import MetricsSource
 from trimtab_tuner.pace import Pace
-from trimtab_tuner.target import ServiceTarget
+from trimtab_tuner.target import ServiceTarget, TargetRefused, Versioned
 
 PREPARING_S = 0.2
 Status = Literal["measured", "stopped", "unknown"]
@@ -33,7 +33,8 @@ Status = Literal["measured", "stopped", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One config under one run of the workload. "stopped": a guardrail ended it; "unknown": it says nothing."""
+    """One config under one run of the workload. "stopped": a guardrail ended it; "unknown": it says nothing. `halted`: because nobody
+    may try a candidate for now (a quiet time, a person's pause), so that it may as well be tried once more."""
 
     status: Status
     config: LiveConfig
@@ -45,6 +46,15 @@ class Measurement:
     reason: str = ""
     client: Mapping[str, float | None] | None = None  # what the sender of the workload saw
     snapshots: tuple[Snapshot, ...] = ()
+    halted: bool = False
+
+
+class _Stop(NamedTuple):
+    """Why a measurement ends before its workload does."""
+
+    status: Status
+    reason: str
+    halted: bool = False
 
 
 class Workload(Protocol):
@@ -164,6 +174,32 @@ class LiveEvaluator:
         incumbent = (await self._target.read()).incumbent
         if config is None or config == incumbent.config:
             return await self._measure(incumbent.config, incumbent.generation, None, None, on_progress)
+        try:
+            measured = await self._try(config, incumbent, baseline, on_progress)
+        except TargetRefused:
+            if (why := await self._held()) is None:
+                raise
+            now = time.time()
+            nothing = Unknown(why)
+            return Measurement(
+                "unknown", config, incumbent.generation, now, now, nothing, (), why, halted=True
+            )
+        # What ends a candidate ends its lease and its numbers too, and those may have been noticed first.
+        if measured.status == "unknown" and not measured.halted and await self._held():
+            measured = dataclasses.replace(measured, halted=True)
+        return measured
+
+    async def _held(self) -> str | None:
+        """Why no candidate may be tried now, or None."""
+        return None if self._paused is None else await self._paused()
+
+    async def _try(
+        self,
+        config: LiveConfig,
+        incumbent: Versioned,
+        baseline: Measurement | None,
+        on_progress: Callable[[float], None],
+    ) -> Measurement:
         async with Lease(self._target, lease_s=self._lease_s) as lease:
             generation = incumbent.generation
             moves = guardrails.path(incumbent.config, config, self._limits)
@@ -185,18 +221,19 @@ class LiveEvaluator:
             await asyncio.sleep(min(self._source.interval_s, seconds))
             snapshots.append(await self._source.snapshot())
             if stop := await self._stop(snapshots, config, generation, lease, baseline, ()):
-                unknown = Unknown(f"stopped on the way there: {stop[1]}")
+                unknown = Unknown(f"stopped on the way there: {stop.reason}")
                 return Measurement(
-                    stop[0],
+                    stop.status,
                     config,
                     generation,
                     began,
                     time.time(),
                     unknown,
                     (),
-                    stop[1],
+                    stop.reason,
                     None,
                     tuple(snapshots),
+                    stop.halted,
                 )
         return None
 
@@ -218,7 +255,7 @@ class LiveEvaluator:
             )
         kept = [first]
         work = asyncio.create_task(self._workload.run(on_progress))
-        stop: tuple[Status, str] | None = None
+        stop: _Stop | None = None
         client: Mapping[str, float | None] | None = None
         try:
             while stop is None and not work.done():
@@ -231,14 +268,14 @@ class LiveEvaluator:
                     kept.append(snapshot)
                 elif time.time() - kept[-1].taken_s > self.max_age_s:
                     causes = "; ".join(f"{t}: {why}" for t, why in snapshot.failures)
-                    stop = "unknown", f"no metrics for {self.max_age_s:g} s ({causes})"
+                    stop = _Stop("unknown", f"no metrics for {self.max_age_s:g} s ({causes})")
                 if stop is None and not work.done():
                     edges = self._edges(until=snapshot.taken_s)
                     stop = await self._stop(kept, config, generation, lease, baseline, edges)
             if stop is None:
                 client = await work
         except ServerError as error:
-            stop = "unknown", f"the workload failed: {error}"
+            stop = _Stop("unknown", f"the workload failed: {error}")
         finally:
             if not work.done():
                 work.cancel()
@@ -254,7 +291,7 @@ class LiveEvaluator:
         if self._canary and lease is not None:
             window = window.only(readings.running(window, self._names, generation))
         if lease is not None and lease.lost and stop is None:
-            stop = "unknown", lease.lost
+            stop = _Stop("unknown", lease.lost)
         reading = readings.read(
             window,
             names=self._names,
@@ -263,14 +300,24 @@ class LiveEvaluator:
             max_age_s=self.max_age_s,
         )
         if stop is None and isinstance(reading, Unknown):
-            stop = "unknown", reading.reason
-        status, reason = stop or ("measured", "")
+            stop = _Stop("unknown", reading.reason)
+        status, reason, halted = stop or ("measured", "", False)
         blocks = readings.blocks(window, self._names, generation, self._edges())
         if status == "measured" and blocks and (pace := self._workload.pace(len(blocks))):
             blocks = tuple(dataclasses.replace(b, tokens=p.tokens, seconds=p.seconds)
                            for b, p in zip(blocks, pace, strict=True))  # fmt: skip
         return Measurement(
-            status, config, generation, began, last.taken_s, reading, blocks, reason, client, window.snapshots
+            status,
+            config,
+            generation,
+            began,
+            last.taken_s,
+            reading,
+            blocks,
+            reason,
+            client,
+            window.snapshots,
+            halted,
         )
 
     async def _first_sample(self) -> Snapshot:
@@ -299,13 +346,13 @@ class LiveEvaluator:
         lease: Lease | None,
         baseline: Measurement | None,
         edges: Sequence[float],
-    ) -> tuple[Status, str] | None:
+    ) -> _Stop | None:
         if lease is None:
             return None  # the incumbent stays whatever it does
-        if self._paused is not None and (why := await self._paused()):
-            return "unknown", why
+        if why := await self._held():
+            return _Stop("unknown", why, halted=True)
         if lease.lost:
-            return "unknown", lease.lost
+            return _Stop("unknown", lease.lost)
         if len(snapshots) < 2:
             return None
         window = Window(snapshots)
@@ -315,7 +362,7 @@ class LiveEvaluator:
             window, names=self._names, generation=generation, min_requests=0, max_age_s=self.max_age_s
         )
         if isinstance(now, Unknown):
-            return "unknown", now.reason
+            return _Stop("unknown", now.reason)
         paired = baseline is not None and self.same_requests
         usual = baseline.reading if baseline is not None and isinstance(baseline.reading, Reading) else None
         blocks: tuple[Block, ...] = ()
@@ -330,7 +377,7 @@ class LiveEvaluator:
             incumbent_blocks=baseline.blocks if baseline is not None and paired else (),
             candidate_blocks=blocks,
         )
-        return ("stopped", reason) if reason else None
+        return _Stop("stopped", reason) if reason else None
 
     async def _wash_out(self) -> None:
         """Drops what the change before still influences: a fixed time, or until an own workload has drained."""

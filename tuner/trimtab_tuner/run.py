@@ -26,7 +26,7 @@ from trimtab_tuner.guardrails import Limits
 from trimtab_tuner.metrics.reading import Block, Reading
 from trimtab_tuner.space import Knob
 from trimtab_tuner.steptime import StepTime
-from trimtab_tuner.study import Study, Values
+from trimtab_tuner.study import Proposal, Study, Values
 from trimtab_tuner.target import Promotion, Readback, TargetRefused
 from trimtab_tuner.trial import Decision, Role, Trial
 
@@ -266,6 +266,7 @@ class TuningRun:
         best = self._recall(study, knobs, before, usual)
         self._enqueue_first(study, knobs, before)
         refused: str | None = None
+        cut: Proposal | None = None
         refusals = 0
         self._spent = 1 + len(self._earlier)  # the incumbent's, and those
         # One trial is kept back for the confirmation.
@@ -279,7 +280,8 @@ class TuningRun:
                 if not isinstance(baseline.reading, Reading):
                     break
                 continue
-            proposal = study.ask(lambda values: self._forbidden(values, before))
+            proposal = cut or study.ask(lambda values: self._forbidden(values, before))
+            cut = None
             if proposal is None:
                 self._audit.write("space used up", measured=study.measured)
                 break
@@ -296,8 +298,11 @@ class TuningRun:
                 if refusals >= MAX_REFUSALS:
                     break
                 continue
-            self._spent += 1
             trial = self._trials[-1]
+            if self._cut_short(measurement):
+                cut, self._unmeasured = proposal, trial.reason
+                continue
+            self._spent += 1
             if trial.score is None:
                 study.fail(proposal, trial.reason)
                 self._unmeasured = trial.reason
@@ -310,6 +315,11 @@ class TuningRun:
         if refused is not None and not any(t.role == "explore" for t in self._trials):
             return refused
         return best
+
+    def _cut_short(self, measurement: Measurement) -> bool:
+        """Whether it only ended because tuning was held: that says nothing of the candidate, which is tried again. How often, the time
+        limit alone bounds, so without one it counts as any other that says nothing."""
+        return measurement.halted and self._options.time_limit_s is not None
 
     def _recall(
         self, study: Study, knobs: Sequence[Knob], before: LiveConfig, usual: scores.Score
@@ -393,10 +403,10 @@ class TuningRun:
         candidate: list[Block] = []
         comparison: Comparison | None = None
         rounds = self._options.confirm_rounds if self._evaluator.same_requests else self._options.pairs
-        done = lost = 0
+        done = lost = cut = 0
         while done < rounds or self._too_few(comparison):
             fresh = done > 0 or not again
-            if done + lost > 0 and not self._time_for(2 if fresh else 1):
+            if done + lost + cut > 0 and not self._time_for(2 if fresh else 1):
                 break
             arms: list[LiveConfig | None] = [None, config] if fresh else [config]
             # Which comes first is drawn: then swapping the arms of a pair is as likely as not, whatever the traffic does.
@@ -417,6 +427,9 @@ class TuningRun:
                 if measured.status == "unknown":
                     break
                 found[arm is None] = self._blocks(measured)
+            if self._cut_short(measured):
+                cut += 1
+                continue
             if measured.status == "unknown":
                 # A pair of live traffic that says nothing is left out as a whole; a replay is too dear for a second try.
                 lost += 1

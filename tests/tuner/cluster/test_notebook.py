@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
 import pytest
 
 from support.study import make_config, make_reading
+from support.study_runs import Silent
 from support.windows import histogram_window
 from trimtab_operator import crds, names
 from trimtab_tuner.cluster import notebook, objects, results, worker
 from trimtab_tuner.cluster.kube import Kube
 from trimtab_tuner.cluster.notebook import Notebook, TrialRow, by_field
+from trimtab_tuner.cluster.work_view import WorkView
 from trimtab_tuner.decide import compare
 from trimtab_tuner.diagnosis import diagnose
 from trimtab_tuner.evaluate import Measurement
@@ -84,6 +87,26 @@ def test_a_worker_goes_on_where_the_one_before_it_stood() -> None:
 def test_what_makes_no_sense_or_was_cut_short_counts_and_says_nothing(row: Json) -> None:
     known = [worker.known(found, make_config()) for found in resumed(row).trials]
     assert not any(k.complete for k in known)
+
+
+def test_a_trial_that_a_halt_cut_short_leaves_its_number_to_the_next_try() -> None:
+    found = resumed({"number": 0, "state": "Complete", "config": {}, "requests": 50, "violated": 1})
+    target: Any = SimpleNamespace(trial=None)
+    view = WorkView(found, target, Silent())
+    cut: Json = {"status": "unknown", "halted": True}
+    for _ in range(2):
+        view.begins("explore", CONFIG)
+        assert target.trial == 1
+        assert [(row.number, row.state) for row in found.trials] == [(0, "Complete"), (1, "Running")]
+        view.changed.clear()
+        view.end(trial("explore", "unknown", **cut))
+        assert view.changed.is_set()
+        assert [row.number for row in found.trials] == [0]
+    view.begins("explore", CONFIG)
+    view.end(trial("explore", "improves"))
+    view.begins("confirm", CONFIG)
+    view.end(trial("confirm", "unknown", **cut))
+    assert [(row.number, row.state) for row in found.trials] == [(0, "Complete"), (1, "Complete")]
 
 
 def test_everything_that_is_written_fits_into_the_resource() -> None:

@@ -137,7 +137,7 @@ def test_a_candidate_that_breaks_a_guardrail_is_rolled_back_at_once(
 
 def test_without_metrics_nothing_is_known_and_the_incumbent_stays(engine: EngineServer, bursts: Path) -> None:
     found = evaluate(engine, bursts, max_num_seqs=16, metrics="http://127.0.0.1:9/metrics")
-    assert found.status == "unknown"
+    assert (found.status, found.halted) == ("unknown", False)
     assert isinstance(found.reading, Unknown)
     assert "ConnectError" in found.reading.reason
     readback = engine.live_config()
@@ -153,9 +153,28 @@ def test_a_pause_ends_a_candidate_in_the_middle(engine: EngineServer, bursts: Pa
         return "paused by hand" if asked > 3 else None
 
     found = evaluate(engine, bursts, max_num_seqs=16, paused=paused)
-    assert (found.status, found.reason) == ("unknown", "paused by hand")
+    assert (found.status, found.reason, found.halted) == ("unknown", "paused by hand", True)
     readback = engine.live_config()
     assert readback["in_force"] == readback["incumbent"]
+
+
+async def halted() -> str | None:
+    return "a quiet time is in force"
+
+
+def test_a_pause_that_shows_in_something_else_first_is_told_for_what_it_is(
+    engine: EngineServer, bursts: Path
+) -> None:
+    blind = evaluate(engine, bursts, max_num_seqs=16, metrics="http://127.0.0.1:9/metrics", paused=halted)
+    assert (blind.status, blind.halted) == ("unknown", True)
+    before = engine.live_config()["in_force"]
+    refused = evaluate(engine, bursts, max_num_seqs=10**6, paused=halted)
+    assert (refused.status, refused.reason, refused.halted) == (
+        "unknown",
+        "a quiet time is in force",
+        True,
+    )
+    assert engine.live_config()["in_force"] == before
 
 
 def test_live_moves_go_one_factor_of_two_at_a_time(engine: EngineServer) -> None:

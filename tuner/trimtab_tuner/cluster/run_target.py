@@ -211,6 +211,7 @@ class RunTarget:
         return candidate if self.trial is None else {"trial": self.trial, **candidate}
 
     async def _withdraw(self) -> None:
+        self._asked_s = float("-inf")  # who wants to know why it ended gets no answer from before
         if self._notebook.candidate is not None:
             self._notebook.candidate = None
             await self._notebook.write_patiently(AWAY_S)

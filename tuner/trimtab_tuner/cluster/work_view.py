@@ -66,6 +66,9 @@ class WorkView:
         if trial.role == "confirm":
             row.state = "Pruned" if status == "stopped" else "Complete"
             row.message = trial.reason or row.message
+        elif trial.measurement.halted:
+            # It is tried again, under this number: the operator takes none that reaches maxTrials.
+            self._notebook.trials.remove(row)
         else:
             row.state = _STATES[status]
             row.message = trial.reason or trial.decision
