@@ -1,10 +1,11 @@
 """Records events on resources, each at most once in a while: the API server must not drown in a state that repeats.
 
-Called by `reconcile` from worker threads. A failed event is logged and forgotten: it must never hold up a service.
+Called by `reconcile` from worker threads. A failed event is logged and holds nothing up; who comes with it again may write it then.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import threading
@@ -15,7 +16,7 @@ from typing import Any
 
 from trimtab_operator import names
 from trimtab_operator.cluster import kinds
-from trimtab_operator.cluster.kube import Conflict, Kube, KubeError
+from trimtab_operator.cluster.kube import Conflict, Kube, KubeError, NotFound
 from trimtab_operator.plan.events import Happening
 from trimtab_operator.plan.pods import rfc3339
 
@@ -75,16 +76,22 @@ class Recorder:
         try:
             self._write(event)
         except KubeError as error:
+            with self._lock:
+                self._seen[name] = (last, count)
             logger.warning("event lost", extra={"reason": happening.reason, "error": str(error)})
 
     def _write(self, event: dict[str, Any]) -> None:
-        metadata = event["metadata"]
-        try:
-            if event["count"] == 1:
-                self._kube.create(event)
+        if event["count"] > 1:
+            with contextlib.suppress(NotFound):  # the API server forgets them after a while
+                self._count_up(event)
                 return
+        try:
+            self._kube.create(event)
         except Conflict:
-            pass  # an operator before us wrote the same
+            self._count_up(event)  # an operator before us wrote the same
+
+    def _count_up(self, event: dict[str, Any]) -> None:
+        metadata = event["metadata"]
         patch = {"count": event["count"], "lastTimestamp": event["lastTimestamp"]}
         self._kube.merge(kinds.EVENT, metadata["namespace"], metadata["name"], patch)
 
