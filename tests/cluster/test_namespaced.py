@@ -19,6 +19,7 @@ from support.cluster.story import (
     edit_budget,
     service,
     start_run,
+    told,
     tuning_run,
     wait_ready,
     wait_until,
@@ -80,6 +81,7 @@ def test_with_roles_alone_it_serves_its_namespaces_and_asks_nothing_of_the_clust
     wait_until(lambda: budgets(running, second) == [512])
     first.apply(tuning_run("waits"))
     wait_until(lambda: phases(first) == ["Running"], 90)
+    wait_until(lambda: "RunStarted" in told(first, "waits"))
 
     looks = running.metric("trimtab_operator_reconcile_total")
     wait_until(lambda: running.metric("trimtab_operator_reconcile_total") > looks + 2)  # a resync has been
@@ -96,5 +98,6 @@ def test_with_roles_alone_it_serves_its_namespaces_and_asks_nothing_of_the_clust
     # A worker of a service that is gone has nothing to work on.
     first("delete", "infsvc", "chat", timeout_s=60)
     wait_until(lambda: phases(first) == [], 90)
+    wait_until(lambda: names.SERVICE_NOT_FOUND in told(first, "waits"))
     first("delete", "trun", "waits")
     wait_until(lambda: first.items(CHILDREN, "-l", OURS) == [])

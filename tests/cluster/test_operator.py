@@ -21,6 +21,7 @@ from support.cluster.story import (
     read_back,
     service,
     start_run,
+    told,
     wait_ready,
     wait_until,
 )
@@ -98,6 +99,30 @@ def test_a_candidate_is_carried_out_renewed_and_ended_with_its_run(
     # A person's word stops it as well.
     kubectl("annotate", "infsvc", "chat", "serving.trimtab.dev/tuning=paused")
     assert wait_until(lambda: budgets(running, kubectl) == [512]) < 10
+    # What came of it, as its worker would write it: each is told once, and stands where people look.
+    stopped = {"number": 0, "state": "Pruned", "message": "the longest gap is 3 s"}
+    write_run_status(kubectl, "chat-2", candidate=None, trials=[stopped])
+    wait_until(lambda: "CandidatePruned" in told(kubectl, "chat-2"))
+    kubectl("annotate", "infsvc", "chat", "serving.trimtab.dev/tuning-")
+    write_run_status(kubectl, "chat-2", result={"verdict": "Inconclusive", "message": "too few requests"})
+    kubectl.wait_for("over", "trun", "chat-2", condition=lambda r: r["status"]["phase"] == "Succeeded")
+    listed = sorted(told(kubectl, "chat-2"))
+    assert listed == [
+        "CandidatePruned",
+        names.CANDIDATE_REFUSED,
+        "Inconclusive",
+        names.QUIET_TIME,
+        "RunStarted",
+    ]
+    shown = kubectl("describe", "trun", "chat-2").rpartition("Events:")[2]
+    assert "limits.notDuring[0] (* * * * *, Europe/Berlin)" in shown
+    assert "a guardrail ended trial 0: the longest gap is 3 s" in shown
+    assert "too few requests" in shown
+
+
+def write_run_status(kubectl: Kubectl, name: str, **status: Any) -> None:
+    patch = json.dumps({"status": status})
+    kubectl("patch", "trun", name, "--subresource=status", "--type=merge", "-p", patch)
 
 
 def limit_tuning(kubectl: Kubectl, not_during: list[Json] | None) -> None:

@@ -25,6 +25,7 @@ from support.cluster.story import (
     restarts,
     run_out,
     service,
+    told,
     wait_ready,
     wait_until,
 )
@@ -202,6 +203,20 @@ def test_a_worker_gives_its_candidate_back_goes_on_and_leaves_with_its_run(
         wait_tried(kubectl, "moved")
         numbers = [(t["number"], t["state"]) for t in kubectl.get("trun", "moved")["status"]["trials"]]
         assert numbers[:2] == [(0, "Failed"), (1, "Running")]
+        # A quiet time cuts the trial short, which does not count, and the worker waits for its end.
+        quiet = [{"schedule": "* * * * *", "duration": "1h"}]
+        patch(kubectl, tuning={"limits": {"notDuring": quiet}})
+        wait_until(lambda: policies(running, kubectl) == ["fcfs", "fcfs"])
+        wait_until(lambda: "waiting" in log.read_text() and "notDuring[0]" in log.read_text(), 120)
+        found = kubectl.wait_for("cut short", "trun", "moved",
+                                 condition=lambda r: all(t["state"] != "Running" for t in r["status"]["trials"]))  # fmt: skip
+        kept = found["status"]["trials"]
+        assert [t["state"] for t in kept] == ["Failed", *["Complete"] * (len(kept) - 1)], kept
+        assert names.QUIET_TIME in told(kubectl, "moved")
+        patch(kubectl, tuning={"limits": {"notDuring": None}})
+        wait_tried(kubectl, "moved")
+        last = kubectl.get("trun", "moved")["status"]["trials"][-1]
+        assert (last["number"], last["state"]) == (len(kept), "Running"), "the same number again"
         # The service would take requests for a minute; a candidate is in force and its lease is renewed, and the API server goes.
         cluster.control_plane.restart("kube-apiserver")
         kubectl("delete", "trun", "moved")
@@ -271,6 +286,9 @@ def test_a_better_config_is_found_under_traffic_and_promoted_although_a_worker_w
     assert kubectl.get("infsvc", "chat")["status"]["tuning"]["recommendation"]["run"] == "try"
     assert {pod["metadata"]["uid"]: restarts(pod) for pod in engines(kubectl)} == dict.fromkeys(before, 0)
     assert traffic.failed == []
+    # What `kubectl describe` says: its beginning and its end, and not that one worker replaced another.
+    listed = told(kubectl, "try")
+    assert [listed.count(reason) for reason in ("RunStarted", "Applied")] == [1, 1], listed
     # A page of a lab notebook.
     line = row(kubectl("get", "trun"), "try")
     assert {key: line[key] for key in ("SERVICE", "PHASE", "REASON", "CANDIDATE", "VERDICT")} == {

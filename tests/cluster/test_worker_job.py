@@ -22,6 +22,7 @@ from support.cluster.story import (
     engines,
     restarts,
     run_out,
+    told,
     tuning_run,
     wait_until,
 )
@@ -121,6 +122,9 @@ def test_a_run_has_one_worker_whatever_its_operator_does_and_none_after_its_resu
     )
     wait_until(lambda: pods_of(chat, "waits-1") == [], PARTING_S + 60)
     assert condition(chat.get("trun", "waits-1"), "Ready") == ready
+    # An operator was killed in between, and each is told once.
+    listed = told(chat, "waits-1")
+    assert [listed.count(reason) for reason in ("RunStarted", "KeptIncumbent")] == [1, 1], listed
 
 
 def test_a_worker_has_the_rights_that_it_needs_and_no_others(chat: Kubectl, running: OperatorProcess) -> None:
@@ -160,10 +164,12 @@ def test_a_worker_has_the_rights_that_it_needs_and_no_others(chat: Kubectl, runn
     )
 
     # One acts at a time; the next one begins when the first is deleted, in the middle of a candidate.
-    assert (
-        condition(chat.get("trun", "waits-3"), "Ready")["message"]
-        == "run waits-2 of this service comes first"
+    behind = condition(chat.get("trun", "waits-3"), "Ready")
+    assert (behind["reason"], behind["message"]) == (
+        names.WAITING_FOR_RUN,
+        "run waits-2 of this service comes first",
     )
+    assert told(chat, "waits-3") == [names.WAITING_FOR_RUN]
     until = rfc3339(time.time() + 110)
     write_status(
         chat, "waits-2", candidate={"trial": 0, "config": {"maxNumBatchedTokens": 128}, "until": until}
@@ -173,6 +179,7 @@ def test_a_worker_has_the_rights_that_it_needs_and_no_others(chat: Kubectl, runn
     wait_until(lambda: budgets(running, chat) == [BUDGET, BUDGET])
     wait_until(lambda: chat.items(WORKER, "-l", f"{RUN}=waits-2") == [], 90)
     wait_until(lambda: works(chat, "waits-3"))
+    wait_until(lambda: {"RunStarted", names.WAITING_FOR_RUN} <= set(told(chat, "waits-3")))
     # A Job that somebody deletes is made again, with fresh tokens: those that are there may not be read.
     [job] = chat.items("jobs", "-l", f"{RUN}=waits-3")
     chat("delete", "job", job["metadata"]["name"])
@@ -192,9 +199,8 @@ def test_a_worker_that_fails_ends_its_run_with_its_last_words_and_the_next_run_b
     said = "its worker failed: exit status 2: no request was recorded"
     assert found["status"]["phase"] == "Failed"
     assert condition(found, "Ready")["message"] == condition(found, "Stalled")["message"] == said
-    assert {"reason": names.WORKER_FAILED, "message": said}.items() <= chat.items(
-        "events", "--field-selector", "involvedObject.name=fails-1"
-    )[0].items()
+    assert {"RunStarted", names.WORKER_FAILED} <= set(told(chat, "fails-1"))
+    assert said in chat("describe", "trun", "fails-1").rpartition("Events:")[2]
     wait_until(lambda: works(chat, "waits-4"))
     assert len(pods_of(chat, "fails-1")) == 1, "it is not tried again"
 

@@ -391,7 +391,11 @@ def test_one_look_wants_one_worker_for_the_run_whose_turn_it_is() -> None:
     first, second = run("a"), run("b", created=1)
     decision, conclusion = look(first, second)
     assert decision.new_worker is first
-    assert told(conclusion, "b") == ("Pending", "Pending", "run a of this service comes first")
+    assert told(conclusion, "b") == (
+        "Pending",
+        names.WAITING_FOR_RUN,
+        "run a of this service comes first",
+    )
     assert look(first, ready=False)[0].new_worker is None
     assert look(first, waits="1 run may act")[0].new_worker is None
     assert look(first, workers={"a": Worker(job(owner="uid-a"))})[0].new_worker is None

@@ -101,7 +101,8 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """The record. The job writes candidate, trials and result, the operator everything else."""
+    """The record. The job writes candidate, trials and result, the operator everything else. `pruned`: numbers of the trials that
+    guardrails ended, as far as it was told."""
 
     observed_generation: int = 0
     phase: str = ""
@@ -110,6 +111,7 @@ class RunStatus:
     candidate: Candidate | None = None
     applied: AppliedCandidate | None = None
     trials: tuple[Trial, ...] = ()
+    pruned: tuple[int, ...] = ()
     result: Result | None = None
     summary: RunSummary = field(default_factory=RunSummary)
 

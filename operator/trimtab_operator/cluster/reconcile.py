@@ -6,6 +6,7 @@ threads, never twice at a time for one service. Raises KubeError when the API se
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -26,7 +27,7 @@ from trimtab_operator.cluster.run_makers import RunMakers
 from trimtab_operator.cluster.slo import SloWatch
 from trimtab_operator.cluster.slots import Slots
 from trimtab_operator.errors import Finding, InvalidResource
-from trimtab_operator.plan import cluster, live_push, pods, runs, workers
+from trimtab_operator.plan import cluster, live_push, pods, run_events, runs, workers
 from trimtab_operator.plan import live as plan_live
 from trimtab_operator.plan.events import Happening, transitions
 from trimtab_operator.plan.status import invalid_status
@@ -39,9 +40,7 @@ NAME_RETRY_S = 30.0  # somebody else's object is not watched
 GONE_RETRY_S = 1.0  # a former object is on its way out
 ENGINE_RETRY_S = 1.0  # a ready pod whose admin port did not answer
 _MADE_ANEW = frozenset({"PodDisruptionBudget", "NetworkPolicy", "RoleBinding"})
-#: Reasons of a run that are worth an event.
-_RUN_EVENTS = frozenset({names.CANDIDATE_REFUSED, names.WORKER_FAILED})
-_RUN_FIELDS = ("observedGeneration", "phase", "startTime", "conditions", "summary", "applied")
+_RUN_FIELDS = ("observedGeneration", "phase", "startTime", "conditions", "summary", "applied", "pruned")
 
 
 class Reconciler:
@@ -137,9 +136,10 @@ class Reconciler:
                 Happening("Warning", "ConfigDrift", f"{pod} had seen other numbers; a new one goes out")
             )
         self._write(service, resource, conclusion.status, happened)
-        self._write_runs(
-            service, (*observed.runs, *observed.invalid_runs), conclusion.run_statuses, decision.refusal
-        )
+        listed: tuple[TuningRun | InvalidRun, ...] = (*observed.runs, *observed.invalid_runs)
+        for run in listed:
+            if (status := conclusion.run_statuses.get(run.name)) is not None:
+                self._write_run(service.namespace, run, status)
         everybody = (*observed.pods, *observed.shadow.pods)
         soon = [conclusion.look_again_s - now] if conclusion.look_again_s is not None else []
         waiting = (decision.changes, decision.shadow.changes, decision.nightly)
@@ -362,6 +362,8 @@ class Reconciler:
     ) -> None:
         key = Key(service.namespace, service.name)
         self._metrics.status(key, status)
+        for happening in happened:  # first: from then on the status says that they were told
+            self._recorder.record(resource, happening)
         wanted = status.to_json()
         if wanted != (resource.get("status") or {}):
             try:
@@ -370,36 +372,17 @@ class Reconciler:
                 return  # deleted meanwhile
             if _same_but_status(answer, resource):
                 self._store.wrote_status(key, answer["metadata"]["resourceVersion"])
-        for happening in happened:
-            self._recorder.record(resource, happening)
 
-    def _write_runs(
-        self,
-        service: InferenceService,
-        found: tuple[TuningRun | InvalidRun, ...],
-        statuses: Mapping[str, Json],
-        refusal: str | None,
-    ) -> None:
-        for run in found:
-            status = statuses.get(run.name)
-            if status is None or not self._write_run(service.namespace, run, status):
-                continue
-            reference = {"apiVersion": names.API_VERSION, "kind": names.RUN_KIND,
-                         "metadata": {"name": run.name, "namespace": service.namespace, "uid": run.metadata.uid}}  # fmt: skip
-            said = {c["reason"]: c["message"] for c in status["conditions"]}
-            for reason in _RUN_EVENTS & set(said):
-                message = refusal or said[reason] if reason == names.CANDIDATE_REFUSED else said[reason]
-                self._recorder.record(reference, Happening("Warning", reason, message))
-
-    def _write_run(self, namespace: str, run: TuningRun | InvalidRun, status: Json) -> bool:
+    def _write_run(self, namespace: str, run: TuningRun | InvalidRun, status: Json) -> None:
         known = run.raw.get("status") or {}
         if {name: known[name] for name in _RUN_FIELDS if name in known} == status:
-            return False
-        try:
+            return
+        told = {"apiVersion": names.API_VERSION, "kind": names.RUN_KIND,
+                "metadata": {"name": run.name, "namespace": namespace, "uid": run.metadata.uid}}  # fmt: skip
+        for happening in run_events.transitions(run, status):  # first, as a service's
+            self._recorder.record(told, happening)
+        with contextlib.suppress(NotFound):  # deleted meanwhile
             self._kube.apply_status(kinds.RUN, namespace, run.name, status)
-        except NotFound:
-            return False
-        return True
 
 
 def _same_but_status(one: Json, other: Json) -> bool:

@@ -132,7 +132,7 @@ def _behind(observed: Observed, decision: Decision, run: TuningRun) -> workers.O
     return (
         None
         if first is None
-        else workers.Obstacle("Pending", f"run {first.name} of this service comes first")
+        else workers.Obstacle(names.WAITING_FOR_RUN, f"run {first.name} of this service comes first")
     )
 
 

@@ -208,12 +208,14 @@ def run_status(
     )
     # A finished run keeps what its engines ran when it ended.
     kept = run.status.summary.incumbent if phase in FINISHED else None
+    pruned = tuple(sorted(trial.number for trial in run.status.trials if trial.state == "Pruned"))
     status = RunStatus(
         observed_generation=run.metadata.generation,
         phase=phase,
         start_time=run.status.start_time or worker.since or (now if phase == "Running" else None),
         conditions=conditions.merge(run.status.conditions, wanted, now),
         applied=applied,
+        pruned=run.status.pruned if run.status.phase in FINISHED else pruned,
         summary=RunSummary(
             trials=sum(trial.state != "Running" for trial in run.status.trials),
             incumbent=kept or (None if incumbent is None else _short({}, incumbent)),
@@ -228,12 +230,13 @@ def invalid_run_status(run: InvalidRun, now: str) -> Json:
     """The status of a run that cannot be read as it is written: Stalled with every finding. Spec and name never change, so a wrong
     one has failed for good."""
     message = "; ".join(map(str, run.findings))
-    generation = run.metadata.generation
+    generation, written = run.metadata.generation, run.raw.get("status") or {}
     spoiled = any(finding.path.startswith(("spec", "metadata.name")) for finding in run.findings)
     return RunStatus(
         observed_generation=generation,
         phase="Failed" if spoiled else "Pending",
         conditions=conditions.merge(run.conditions, _stopped(generation, names.INVALID_SPEC, message), now),
+        pruned=tuple(written.get("pruned") or ()),
         summary=RunSummary(candidate="-"),
     ).to_json()
 

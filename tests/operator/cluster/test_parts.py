@@ -16,7 +16,7 @@ from support.clock import Clock
 from support.cluster.story import wait_until
 from support.crd_fields import leaves
 from support.kube_api import KubeApi, decode_secret
-from support.services import BUDGET_PARAMETER, put, resource
+from support.services import BUDGET_PARAMETER, put, resource, run_resource
 from trimtab_operator import names
 from trimtab_operator.api.status import Resolved
 from trimtab_operator.cluster import kinds, tokens
@@ -124,6 +124,25 @@ def test_an_event_is_written_once_in_a_while_and_counted_up_after_that(kube: Kub
     assert event["count"] in (1, 2)
     assert event["involvedObject"]["uid"] == made["metadata"]["uid"]
     assert event["reason"] == "ModelLoadFailed"
+
+
+def test_an_event_that_could_not_be_written_or_was_forgotten_is_written_when_it_comes_again(
+    kube: Kube, namespace: str
+) -> None:
+    made, clock = service(kube, namespace), Clock()
+    happening = Happening("Normal", "QuietTime", "until four")
+    recorder = Recorder(kube, "i", now=clock)
+    nowhere = {**made, "metadata": {**made["metadata"], "namespace": f"{namespace}-2"}}
+    recorder.record(nowhere, happening)
+    kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": f"{namespace}-2"}})
+    recorder.record(nowhere, happening)
+    [event] = kube.list(kinds.EVENT, f"{namespace}-2")
+    # As the API server does after an hour.
+    kube.delete(kinds.EVENT, f"{namespace}-2", event["metadata"]["name"], event["metadata"]["uid"])
+    clock.now_s += REPEAT_AFTER_S + 1
+    recorder.record(nowhere, happening)
+    [again] = kube.list(kinds.EVENT, f"{namespace}-2")
+    assert (again["reason"], again["count"]) == ("QuietTime", 2)
 
 
 def test_a_resource_that_changes_for_ever_does_not_flood_the_api_server(kube: Kube, namespace: str) -> None:
@@ -346,6 +365,10 @@ def test_a_second_reconcile_writes_nothing(
 # What is read, and when
 
 
+class Died(BaseException):
+    """The operator, once the API server has answered."""
+
+
 class Looks:
     """A reconciler for one service, what it asks the API server, and the store that it goes by."""
 
@@ -353,16 +376,20 @@ class Looks:
         signer = tokens.Signer.new()
         engines = Engines(signer)
         self.asked: list[tuple[str, str]] = []
-        kube = Kube(
-            load_credentials(str(api.kubeconfig)).configuration,
-            observe=lambda verb, kind, _status: self.asked.append((verb, kind)),
-        )
+        self.dies_after: tuple[str, str] | None = None
+        kube = Kube(load_credentials(str(api.kubeconfig)).configuration, observe=self._observe)
         self.store = Store()
+        self.runs = RunIndex()
         self.key = Key(namespace, "chat")
         self._reconciler = Reconciler(
-            kube, engines, Observer(kube, engines, RunIndex(), self.store),
+            kube, engines, Observer(kube, engines, self.runs, self.store),
             Settings(Resolved(image="engine:1"), signer.public_pem, tuner=tuner or Tuner()), Recorder(kube, "test"), OperatorMetrics(),
         )  # fmt: skip
+
+    def _observe(self, verb: str, kind: str, status: int) -> None:
+        self.asked.append((verb, kind))
+        if self.dies_after == (verb, kind):
+            raise Died
 
     def look(self) -> list[tuple[str, str]]:
         """One look → what was asked for it."""
@@ -392,6 +419,33 @@ def test_a_look_that_finds_nothing_to_do_asks_for_the_service_alone(looks: Looks
     fresh = looks.look()
     assert {kind for _, kind in fresh} >= {kind.name for kind in kinds.CHILDREN}
     assert {verb for verb, _ in fresh} == {"GET"}
+
+
+@pytest.mark.parametrize(
+    "last", [("POST", "Event"), ("PATCH", "InferenceService"), ("PATCH", "TuningRun"), ("GET", "TuningRun")]
+)
+def test_events_are_told_once_although_an_operator_dies_between_them_and_the_status(
+    api: KubeApi, kube: Kube, namespace: str, last: tuple[str, str]
+) -> None:
+    for made in (resource(**{"engine.runtime": "vllm"}), run_resource()):
+        made["metadata"]["namespace"] = namespace
+        kube.create(made)
+    lives = [Looks(api, namespace) for _ in range(3)]
+    for life in lives:
+        life.runs.put(made)
+    lives[0].dies_after = last
+    with pytest.raises(Died):
+        lives[0].look()
+    for life in lives[1:]:
+        life.look()
+    found = [
+        (event["involvedObject"]["kind"], event["reason"], event["count"])
+        for event in kube.list(kinds.EVENT, namespace)
+    ]
+    assert sorted(found) == [
+        ("InferenceService", names.UNSUPPORTED, 1),
+        ("TuningRun", names.SERVICE_NOT_SERVED, 1),
+    ]
 
 
 SCHEDULE = {kind.name for kind in kinds.NIGHTLY}

@@ -97,6 +97,12 @@ def address(kubectl: Kubectl, name: str = "chat") -> str:
     return f"http://{host}:8000"
 
 
+def told(kubectl: Kubectl, run: str) -> list[str]:
+    """Reasons of the events of a TuningRun; each is one event, whatever it counts."""
+    whose = f"involvedObject.kind={names.RUN_KIND},involvedObject.name={run}"
+    return [event["reason"] for event in kubectl.items("events", "--field-selector", whose)]
+
+
 def engines(kubectl: Kubectl, name: str = "chat") -> list[Json]:
     """The service's engine pods that are ready and not leaving."""
     listed = kubectl.items("pods", "-l", f"{OURS}={name},app.kubernetes.io/component=engine")
