@@ -10,7 +10,7 @@ from pathlib import Path
 
 _LONGEST = (
     # on a cluster
-    *("test_rollout_matrix", "test_faults_api", "test_faults_operator", "test_tuning_run", "test_rollouts", "test_faults_engine"),
+    *("test_rollout_matrix", "test_faults_api", "test_faults_operator", "test_tuning_run", "test_shadow_engines", "test_rollouts", "test_faults_engine"),
     *("test_faults_objects", "test_chart_life", "test_story", "test_simulated_runs", "test_worker_job", "test_nightly", "test_scraped", "test_operator"),
     *("test_faults_node", "test_monitors", "test_upgrade", "test_tuning_drift", "test_operator_pod", "test_invalid"),
     *("test_nodes", "test_rights", "test_model_sources", "test_namespaced"),
