@@ -59,7 +59,9 @@ def wait_tried(kubectl: Kubectl, run: str, on: int, timeout_s: float) -> Json:
     """Until a candidate of the run is in force on so many engines → the run."""
 
     def tried(found: Json) -> bool:
-        pods: str = found.get("status", {}).get("applied", {}).get("pods", "")
+        status = found.get("status", {})
+        assert status.get("phase") not in OVER, json.dumps(status, indent=1)
+        pods: str = status.get("applied", {}).get("pods", "")
         return pods == f"{on}/{on}"
 
     return kubectl.wait_for(f"tried on {on}", "trun", run, timeout_s=timeout_s, condition=tried)

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import time
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from support.pods import T0, moment
 from support.services import BUDGET_PARAMETER, run_resource, service
+from trimtab_engine.core.live import LiveConfig
 from trimtab_operator.api import InferenceService, TuningRun
 from trimtab_operator.api.status import Resolved
 from trimtab_operator.plan import cluster
 from trimtab_operator.plan.pods import rfc3339
+from trimtab_tuner.cluster import worker
+from trimtab_tuner.cluster.kube import CONFIG_MAP, SERVICE, Kind
+from trimtab_tuner.cluster.notebook import Notebook
 from trimtab_tuner.cluster.objects import halt, run_of, service_of
+from trimtab_tuner.cluster.run_target import RunTarget
 from trimtab_tuner.cluster.worker import owners
 from trimtab_tuner.guardrails import Limits
 
@@ -40,3 +51,46 @@ def test_a_worker_waits_through_a_quiet_time_as_the_operator_says_it() -> None:
 
     assert "spec.tuning.limits.notDuring[0] (* * * * *) is in force" in (held(quiet) or "")
     assert held(service(**tuned)) is None
+
+
+class Api:
+    """What a worker reads of an API server, where a person may pause tuning."""
+
+    def __init__(self) -> None:
+        self.annotations: dict[str, str] = {}
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> dict[str, Any]:
+        if kind == CONFIG_MAP:
+            document = {"generation": 1, "source": "Spec", "config": LiveConfig().to_json()}
+            return {"data": {"live.json": json.dumps(document)}}
+        if kind == SERVICE:
+            metadata = {"name": "chat", "uid": "s", "annotations": dict(self.annotations)}
+            return {"metadata": metadata, "spec": {"tuning": {"mode": "Apply"}}}
+        return {"metadata": {"name": "try", "uid": "r"}, "spec": {"service": "chat"}}
+
+
+def test_a_pause_is_heard_before_the_next_candidate_however_fresh_the_last_answer_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker, "LOOK_AGAIN_S", 0.01)
+    api: Any = Api()
+    said = list[str]()
+
+    async def ask() -> str | None:
+        service = service_of(await api.get(SERVICE, "team", "chat"))
+        notebook = Notebook(api, "team", "try", "r")
+        target = RunTarget(api, "team", service, notebook)
+        plan: Any = SimpleNamespace(touches_engines=True)
+
+        def note(_: str, text: str) -> None:
+            said.append(text)
+            api.annotations = {}  # the person lets it go on once the worker says that it waits
+
+        view: Any = SimpleNamespace(note=note)
+        permission = worker._permission(target, plan, view, time.monotonic() + 60)
+        assert await permission() is None
+        api.annotations = {"serving.trimtab.dev/tuning": "paused"}
+        return await permission()
+
+    assert asyncio.run(ask()) is None
+    assert said == ["tuning is paused by the annotation serving.trimtab.dev/tuning"]

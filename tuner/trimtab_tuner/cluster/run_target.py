@@ -114,9 +114,9 @@ class RunTarget:
             raise ServiceGone(f"InferenceService {self._service.name} was deleted") from None
         return service_of(raw)
 
-    async def forbidden(self) -> str | None:
+    async def forbidden(self, max_age_s: float = FRESH_S) -> str | None:
         """Why no candidate may be in force now, or None. Asked often; while the API server is away its last answer stands."""
-        if time.monotonic() - self._asked_s > FRESH_S:
+        if time.monotonic() - self._asked_s > max_age_s:
             self._asked_s = time.monotonic()
             try:
                 service, now = await self.service(), (await self._read()).incumbent.config

@@ -196,7 +196,8 @@ def _permission(
             if not plan.touches_engines:
                 await target.run()  # whether anybody still wants to know
                 return None
-            why = await target.forbidden()
+            # Of now: by an answer from before a pause the next candidates would be refused, one after the other.
+            why = await target.forbidden(max_age_s=0.0)
             if why is None or not target.halted or time.monotonic() >= give_up_s:
                 return why
             if why != said:
