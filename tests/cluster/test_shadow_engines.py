@@ -199,7 +199,7 @@ def test_a_run_finds_its_engines_again_after_a_pause_and_says_that_one_was_kille
     chat("scale", "infsvc", "chat", "--replicas=1")
     wait_until(lambda: len(engines(chat)) == 1, 120)
     before = noticed(running, chat)
-    create(chat, "alone", maxTrials=2, workload=TRACE)
+    create(chat, "alone", maxTrials=1, workload=TRACE)
     wait_tried(chat, "alone", on=1, timeout_s=RUN_S)
     # Two are allowed, and never more than the service has.
     [added] = shadow_pods(chat)
@@ -209,7 +209,7 @@ def test_a_run_finds_its_engines_again_after_a_pause_and_says_that_one_was_kille
     chat("annotate", "infsvc", "chat", f"{names.ANNOTATION_TUNING}=paused")
     wait_until(lambda: shadow_pods(chat) == [], 60, "a paused run keeps its engines")
     chat.wait_for("cut off", "trun", "alone",
-                  condition=lambda r: r["status"]["trials"][0]["state"] == "Failed" and "applied" not in r["status"])  # fmt: skip
+                  condition=lambda r: not r["status"].get("trials") and "applied" not in r["status"])  # fmt: skip
     # Its number is that of its beginning, and its worker knows one address.
     chat("scale", "infsvc", "chat", "--replicas=2")
     chat("annotate", "infsvc", "chat", f"{names.ANNOTATION_TUNING}-")
@@ -224,9 +224,8 @@ def test_a_run_finds_its_engines_again_after_a_pause_and_says_that_one_was_kille
     assert "SIGKILL" in wait_reason(chat, "alone", "Ready", names.SHADOW_NOT_READY, lacks)
     over = wait_over(chat, "alone", RUN_S)
     told = json.dumps(over, indent=1)
-    paused, killed = over["trials"]
-    # Whichever its worker saw first: the pause, or what it did to the engine.
-    assert re.search(r"paused|0 of 1 engines are ready", paused["message"]), told
+    # What the pause cut short does not count, whatever its worker saw first of it; a lost engine does.
+    [killed] = over["trials"]
     # It was missing, or back before anybody looked.
     assert killed["state"] == "Failed", told
     assert re.search(r"0 of 1 engines are ready|restarted inside the window", killed["message"]), told

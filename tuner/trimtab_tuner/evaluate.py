@@ -136,9 +136,12 @@ class LiveEvaluator:
         min_requests: int | None = None,
         wait_until_idle: bool = False,
         paused: Callable[[], Awaitable[str | None]] | None = None,
+        halted: Callable[[], Awaitable[str | None]] | None = None,
         canary: bool = False,
     ) -> None:
         """`wait_until_idle`: the workload is all the traffic there is, so wash-out ends when nothing runs or waits.
+
+        `paused`: why no candidate may be in force now; `halted`: the same, of what is no fault of the measurement's (default: all of it).
 
         `canary`: only some targets try a candidate, so those alone are read, and two runs never have the same requests.
 
@@ -155,6 +158,7 @@ class LiveEvaluator:
         self._min_requests = limits.min_requests if min_requests is None else min_requests
         self._wait_until_idle = wait_until_idle
         self._paused = paused
+        self._halted = halted or paused
         self._canary = canary
         self.max_age_s = max(10.0, 4 * source.interval_s)
 
@@ -190,8 +194,8 @@ class LiveEvaluator:
         return measured
 
     async def _held(self) -> str | None:
-        """Why no candidate may be tried now, or None."""
-        return None if self._paused is None else await self._paused()
+        """Why no candidate may be tried now, through no fault of the measurement's, or None."""
+        return None if self._halted is None else await self._halted()
 
     async def _try(
         self,
@@ -349,8 +353,8 @@ class LiveEvaluator:
     ) -> _Stop | None:
         if lease is None:
             return None  # the incumbent stays whatever it does
-        if why := await self._held():
-            return _Stop("unknown", why, halted=True)
+        if self._paused is not None and (why := await self._paused()):
+            return _Stop("unknown", why, halted=await self._held() is not None)
         if lease.lost:
             return _Stop("unknown", lease.lost)
         if len(snapshots) < 2:

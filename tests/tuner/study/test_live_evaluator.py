@@ -162,6 +162,10 @@ async def halted() -> str | None:
     return "a quiet time is in force"
 
 
+async def nothing_halts() -> str | None:
+    return None
+
+
 def test_a_pause_that_shows_in_something_else_first_is_told_for_what_it_is(
     engine: EngineServer, bursts: Path
 ) -> None:
@@ -175,6 +179,14 @@ def test_a_pause_that_shows_in_something_else_first_is_told_for_what_it_is(
         True,
     )
     assert engine.live_config()["in_force"] == before
+
+
+def test_what_ends_a_candidate_without_a_halt_is_none(engine: EngineServer, bursts: Path) -> None:
+    async def lacking() -> str | None:
+        return "1 of 2 engines are ready"
+
+    found = evaluate(engine, bursts, max_num_seqs=16, paused=lacking, halted=nothing_halts)
+    assert (found.status, found.reason, found.halted) == ("unknown", "1 of 2 engines are ready", False)
 
 
 def test_live_moves_go_one_factor_of_two_at_a_time(engine: EngineServer) -> None:

@@ -140,6 +140,7 @@ async def make(work: Work) -> Plan:
         min_requests=LEAST_REQUESTS,
         wait_until_idle=True,
         paused=readiness.forbidden,
+        halted=work.paused,  # an engine that is lost is no halt
     )
     facts = {"workload": trace.source, "requests": workload.num_requests, "span_s": round(workload.span_s, 1),
              "trace_hash": workload.trace_hash, "engines": engines.replicas}  # fmt: skip
