@@ -16,7 +16,7 @@ from typing import Any
 
 from trimtab_operator import names
 from trimtab_operator.cluster import kinds
-from trimtab_operator.cluster.kube import Conflict, Kube, KubeError, NotFound
+from trimtab_operator.cluster.kube import Conflict, Kube, KubeError
 from trimtab_operator.plan.events import Happening
 from trimtab_operator.plan.pods import rfc3339
 
@@ -81,16 +81,9 @@ class Recorder:
             logger.warning("event lost", extra={"reason": happening.reason, "error": str(error)})
 
     def _write(self, event: dict[str, Any]) -> None:
-        if event["count"] > 1:
-            with contextlib.suppress(NotFound):  # the API server forgets them after a while
-                self._count_up(event)
-                return
-        try:
-            self._kube.create(event)
-        except Conflict:
-            self._count_up(event)  # an operator before us wrote the same
-
-    def _count_up(self, event: dict[str, Any]) -> None:
+        with contextlib.suppress(Conflict):  # it was written before, by us or an operator before us
+            self._kube.create(event)  # also again: the API server forgets events after an hour
+            return
         metadata = event["metadata"]
         patch = {"count": event["count"], "lastTimestamp": event["lastTimestamp"]}
         self._kube.merge(kinds.EVENT, metadata["namespace"], metadata["name"], patch)
