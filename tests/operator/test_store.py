@@ -309,3 +309,21 @@ def test_an_operator_that_followed_until_now_knows_what_the_watch_has_shown(
     store.fill(other, store.begin(other), [old])  # made anew under that name, with what was left of it
     clock.now_s += WATCH_GRACE_S + 1
     assert store.dead_watch() is None
+
+
+def test_the_end_of_a_former_object_that_is_told_last_leaves_the_new_one_shown(
+    store: Store, clock: Clock
+) -> None:
+    other = Key("team", "other")
+
+    def of(version: int) -> Json:
+        made = item(version)
+        return made | {"metadata": made["metadata"] | {"labels": {names.LABEL_SERVICE: "other"}}}
+
+    store.delivered(other, "ConfigMap", of(3), deleted=False)
+    store.delivered(other, "ConfigMap", of(7), deleted=False)
+    store.delivered(other, "ConfigMap", of(5), deleted=True)
+    store.delivered(other, "ConfigMap", of(4), deleted=False)
+    store.fill(other, store.begin(other), [of(7)])
+    clock.now_s += WATCH_GRACE_S + 1
+    assert store.dead_watch() is None

@@ -187,7 +187,7 @@ def test_a_status_of_a_run_that_somebody_wrote_holds_nothing_up(
     if not is_taken(run):
         return
     index = RunIndex()
-    index.replace([run])  # as the resync does, for the whole fleet
+    index.replace([run], index.mark())  # as the resync does, for the whole fleet
     contenders(index.contenders(), NOW)
     read = read_run(run)
     place = {"runs": (read,)} if isinstance(read, TuningRun) else {"invalid_runs": (read,)}

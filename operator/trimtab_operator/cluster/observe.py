@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from trimtab_operator import names
 from trimtab_operator.api import InferenceService, InvalidRun, TuningRun, read_run
@@ -37,51 +37,86 @@ Json = dict[str, Any]
 __all__ = ["Key", "Observer", "RunIndex", "previous_status"]
 
 
+class _Indexed(NamedTuple):
+    """A run as last told; `contender` is None once it was deleted; `serial` orders what was told."""
+
+    version: int
+    contender: Contender | None
+    serial: int
+
+
 class RunIndex:
     """Which TuningRuns name which service: the one thing that labels cannot select; and what of them the fleet's limit is judged
-    by. Thread-safe; for their own service the runs are read fresh."""
+    by. Newer versions win, whatever the order in which watch and lists tell them. Thread-safe; for their own service the runs
+    are read fresh."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._runs: dict[Key, dict[str, Contender]] = defaultdict(dict)
+        self._runs: dict[Key, dict[str, _Indexed]] = defaultdict(dict)
+        self._serial = 0
 
     def put(self, run: Mapping[str, Any]) -> Key:
         """Note a run → the service that it is about."""
-        metadata = run["metadata"]
-        key = Key(metadata["namespace"], run["spec"]["service"])
+        key, name, version = _place(run)
         with self._lock:
-            self._runs[key][metadata["name"]] = Contender.of(read_run(run))
+            self._note(key, name, version, Contender.of(read_run(run)))
         return key
 
     def drop(self, run: Mapping[str, Any]) -> Key:
-        """Forget a run."""
-        metadata = run["metadata"]
-        key = Key(metadata["namespace"], run["spec"]["service"])
+        """Forget a run. That it is gone is kept until the next list, which may have been on its way before."""
+        key, name, version = _place(run)
         with self._lock:
-            self._runs[key].pop(metadata["name"], None)
-            if not self._runs[key]:
-                del self._runs[key]
+            self._note(key, name, version, None)
         return key
+
+    def mark(self) -> int:
+        """A list of all runs is about to be asked for."""
+        with self._lock:
+            return self._serial
 
     def names(self, key: Key) -> list[str]:
         """Names of a service's runs."""
         with self._lock:
-            return sorted(self._runs.get(key, ()))
+            return sorted(
+                name for name, known in self._runs.get(key, {}).items() if known.contender is not None
+            )
 
-    def replace(self, runs: Iterable[Mapping[str, Any]]) -> None:
-        """Start over from a list of all runs."""
-        fresh: dict[Key, dict[str, Contender]] = defaultdict(dict)
-        for run in runs:
-            metadata = run["metadata"]
-            key = Key(metadata["namespace"], run["spec"]["service"])
-            fresh[key][metadata["name"]] = Contender.of(read_run(run))
+    def replace(self, runs: Iterable[Mapping[str, Any]], mark: int) -> None:
+        """Start over from a list of all runs that was asked for at `mark`; what was told since then stays."""
+        listed = [(*_place(run), Contender.of(read_run(run))) for run in runs]
         with self._lock:
-            self._runs = fresh
+            for key, known in list(self._runs.items()):
+                later = {name: one for name, one in known.items() if one.serial > mark}
+                if later:
+                    self._runs[key] = later
+                else:
+                    del self._runs[key]
+            for key, name, version, contender in listed:
+                self._note(key, name, version, contender)
 
     def contenders(self) -> dict[Key, list[Contender]]:
-        """All runs by service, as last delivered."""
+        """All runs by service, as last told."""
         with self._lock:
-            return {key: list(found.values()) for key, found in self._runs.items()}
+            return {
+                key: [one.contender for one in found.values() if one.contender is not None]
+                for key, found in self._runs.items()
+            }
+
+    def _note(self, key: Key, name: str, version: int, contender: Contender | None) -> None:
+        known = self._runs[key].get(name)
+        if known is None or known.version <= version:
+            self._serial += 1
+            self._runs[key][name] = _Indexed(version, contender, self._serial)
+
+
+def _place(run: Mapping[str, Any]) -> tuple[Key, str, int]:
+    """The service that a run is about, its name and its resource version."""
+    metadata = run["metadata"]
+    return (
+        Key(metadata["namespace"], run["spec"]["service"]),
+        metadata["name"],
+        int(metadata.get("resourceVersion") or 0),
+    )
 
 
 class Observer:

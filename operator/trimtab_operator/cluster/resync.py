@@ -46,16 +46,19 @@ class Resync:
         self._on_done = on_done
         self._now = now
         self._lock = threading.Lock()
+        self._turns = 0
         # Resource versions of one object are integers that grow.
-        self._delivered: dict[Key, int] = {}  # resource version, by the watch
+        self._delivered: dict[Key, tuple[int, int]] = {}  # resource version, by the watch; turns begun before
         self._suspects: dict[Key, tuple[int, float]] = {}  # resource version that the watch owes, since when
         self.last_s = now()
 
     def delivered(self, key: Key, resource_version: str) -> None:
-        """The watch has delivered this service."""
+        """The watch has delivered this service. A name's former holder may be spoken of after its next one."""
         with self._lock:
-            self._delivered[key] = int(resource_version)
-            self._suspects.pop(key, None)
+            version = max(int(resource_version), self._delivered.get(key, (0, 0))[0])
+            self._delivered[key] = version, self._turns
+            if self._suspects.get(key, (version, 0.0))[0] <= version:
+                self._suspects.pop(key, None)
 
     def known(self) -> list[Key]:
         """All services that the watch or a list has shown."""
@@ -89,9 +92,12 @@ class Resync:
             self._enqueue(key, 0.0)
 
     def once(self, spread_s: float = 0.0) -> None:
-        """List, compare and enqueue. Raises KubeError."""
+        """List, compare and enqueue. Raises KubeError. What the watch says while the list is on its way is newer than the list."""
+        with self._lock:
+            self._turns += 1
+        mark = self._index.mark()
         runs = [run for place in self._places for run in self._kube.list(kinds.RUN, place)]
-        self._index.replace(runs)
+        self._index.replace(runs, mark)
         services = [item for place in self._places for item in self._kube.list(kinds.SERVICE, place)]
         found: dict[Key, int] = {}
         for item in services:
@@ -101,9 +107,10 @@ class Resync:
         with self._lock:
             for key, version in found.items():
                 # The watch may be ahead of the list: it told of a change while the list was on its way.
-                if self._delivered.get(key, -1) < version:
+                if self._delivered.get(key, (0, 0))[0] < version:
                     self._suspects.setdefault(key, (version, now))
-            gone = {*self._delivered, *self._suspects} - set(found)
+            new = {key for key, (_, turns) in self._delivered.items() if turns == self._turns}
+            gone = {*self._delivered, *self._suspects} - set(found) - new
             for key in gone:
                 self._delivered.pop(key, None)
                 self._suspects.pop(key, None)

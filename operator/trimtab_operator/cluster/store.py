@@ -151,6 +151,11 @@ class Store:
         with self._lock:
             self._services.pop(key, None)
 
+    def known(self) -> list[Key]:
+        """Services that something is remembered of."""
+        with self._lock:
+            return list(self._services)
+
     # What others say
 
     def delivered(self, key: Key, kind: str, item: Mapping[str, Any], *, deleted: bool) -> bool:
@@ -164,7 +169,7 @@ class Store:
                     return True  # the first look reads everything
                 # But for a schedule's objects, which it asks for only when there is reason to.
                 service = self._services[key] = _Service()
-            if deleted or service.owed.get(name, (version, 0.0))[0] <= version:
+            if service.owed.get(name, (version, 0.0))[0] <= version:
                 service.owed.pop(name, None)
             if deleted:
                 seen = service.objects.get(name)
@@ -229,12 +234,14 @@ class Store:
             service.owed[name] = (_version(item), since_s)
 
     def _show(self, key: Key, name: ObjectKey, version: int, *, deleted: bool) -> None:
-        """Remember what a watch has shown for as long as the object exists; a service that is forgotten may come again."""
+        """Remember what a watch has shown for as long as the object exists; a service that is forgotten may come again. Of a name
+        that was given again, the former object's end may be told last."""
+        last = self._shown.get(key, {}).get(name, -1)
         if not deleted:
-            self._shown[key][name] = version
-        elif (shown := self._shown.get(key)) is not None:
-            shown.pop(name, None)
-            if not shown:
+            self._shown[key][name] = max(version, last)
+        elif key in self._shown and last <= version:
+            self._shown[key].pop(name, None)
+            if not self._shown[key]:
                 del self._shown[key]
 
     @staticmethod
