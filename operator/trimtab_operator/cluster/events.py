@@ -31,10 +31,17 @@ _MESSAGE_LIMIT = 1000  # of the API server, in bytes
 class Recorder:
     """See the module."""
 
-    def __init__(self, kube: Kube, instance: str, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        instance: str,
+        now: Callable[[], float] = time.time,
+        elapsed: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._kube = kube
         self._instance = instance
         self._now = now
+        self._elapsed = elapsed  # for limits: the machine's clock may be set back
         self._lock = threading.Lock()
         self._seen: OrderedDict[str, tuple[float, int]] = OrderedDict()  # event name → last time, count
         self._tokens: OrderedDict[str, tuple[float, float]] = OrderedDict()  # uid → tokens left, at
@@ -47,10 +54,11 @@ class Recorder:
         mark = hashlib.sha256(f"{metadata['uid']}\0{happening.reason}\0{message}".encode()).hexdigest()[:16]
         name = f"{metadata['name']}.{mark}"
         with self._lock:
+            elapsed = self._elapsed()
             last, count = self._seen.get(name, (float("-inf"), 0))
-            if now - last < REPEAT_AFTER_S or not self._spend(metadata["uid"], now):
+            if elapsed - last < REPEAT_AFTER_S or not self._spend(metadata["uid"], elapsed):
                 return
-            self._seen[name] = (now, count + 1)
+            self._seen[name] = (elapsed, count + 1)
             _trim(self._seen)
         event = {
             "apiVersion": "v1",

@@ -56,21 +56,23 @@ class MonitorObjects:
         self._kube = kube
         self._kinds = MonitorKinds(kube)
         self._lock = threading.Lock()
-        self._known: dict[Key, tuple[int, Monitors]] = {}  # generation of the service, what there was
+        #: UID and generation of the service, and what there was.
+        self._known: dict[Key, tuple[tuple[str, int], Monitors]] = {}
 
     def read(self, service: InferenceService, *, fresh: bool) -> Monitors:
         """What there is for a service; read anew when `fresh`, when its spec or the kinds have changed, and after trouble. Raises
         KubeError when the API server cannot be used."""
         present = self._kinds.found()
-        key, generation = Key(service.namespace, service.name), service.metadata.generation
+        key = Key(service.namespace, service.name)
+        state = service.metadata.uid, service.metadata.generation
         with self._lock:
             known = self._known.get(key)
-        if not fresh and known is not None and known[0] == generation and known[1].kinds == present:
+        if not fresh and known is not None and known[0] == state and known[1].kinds == present:
             return known[1]
         found = self._read(present, service.namespace, service.name)
         with self._lock:
             if found.problem is None:
-                self._known[key] = (generation, found)
+                self._known[key] = (state, found)
             else:
                 self._known.pop(key, None)
         return found

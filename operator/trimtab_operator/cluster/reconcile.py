@@ -351,7 +351,9 @@ class Reconciler:
         findings: tuple[Finding, ...],
         reason: str,
     ) -> None:
-        """Say why nothing is done; what runs is left running."""
+        """Say why nothing is done; what runs is left running, and has its place by its own status."""
+        if self._slots is not None:
+            self._slots.release([Key(service.namespace, service.name)])
         status = invalid_status(service, findings, reason, previous, pods.rfc3339(self._now()))
         self._write(service, resource, status, transitions(previous, status))
         why = f'InferenceService "{service.name}" has reason {reason}: {"; ".join(map(str, findings))}'

@@ -1,4 +1,4 @@
-"""Parts of the running operator against a real API server: the Lease, the key's Secret, events, the resync, any resource at all."""
+"""Parts of the running operator against a real API server: the Lease, the key's Secret, events, any resource at all."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from support.crd_fields import leaves
 from support.kube_api import KubeApi, decode_secret
 from support.services import BUDGET_PARAMETER, put, resource, run_resource
 from trimtab_operator import names
+from trimtab_operator.api import InferenceService, TuningRun
 from trimtab_operator.api.status import Resolved
 from trimtab_operator.cluster import kinds, tokens
 from trimtab_operator.cluster.engines import Engines
@@ -25,9 +26,10 @@ from trimtab_operator.cluster.events import BURST, REPEAT_AFTER_S, Recorder
 from trimtab_operator.cluster.kube import Kube, NotLeading, Refused, load_credentials
 from trimtab_operator.cluster.leadership import LEASE_S, SAFE_S, Leadership
 from trimtab_operator.cluster.metrics import OperatorMetrics
+from trimtab_operator.cluster.monitors import MonitorObjects
 from trimtab_operator.cluster.observe import Key, Observer, RunIndex
 from trimtab_operator.cluster.reconcile import Reconciler
-from trimtab_operator.cluster.resync import WATCH_GRACE_S, Resync
+from trimtab_operator.cluster.slots import Slots
 from trimtab_operator.cluster.store import Store
 from trimtab_operator.plan.cluster import Settings
 from trimtab_operator.plan.events import Happening
@@ -114,12 +116,12 @@ def test_the_key_is_created_once_and_read_from_the_mounted_file_alone(
 def test_an_event_is_written_once_in_a_while_and_counted_up_after_that(kube: Kube, namespace: str) -> None:
     made, clock = service(kube, namespace), Clock()
     happening = Happening("Warning", "ModelLoadFailed", "no such file")
-    recorder = Recorder(kube, "i", now=clock)
+    recorder = Recorder(kube, "i", now=clock, elapsed=clock)
     for _ in range(50):
         recorder.record(made, happening)
     clock.now_s += REPEAT_AFTER_S + 1
     recorder.record(made, happening)
-    Recorder(kube, "another life", now=clock).record(made, happening)
+    Recorder(kube, "another life", now=clock, elapsed=clock).record(made, happening)
     [event] = kube.list(kinds.EVENT, namespace)
     assert event["count"] in (1, 2)
     assert event["involvedObject"]["uid"] == made["metadata"]["uid"]
@@ -131,7 +133,7 @@ def test_an_event_that_could_not_be_written_or_was_forgotten_is_written_when_it_
 ) -> None:
     made, clock = service(kube, namespace), Clock()
     happening = Happening("Normal", "QuietTime", "until four")
-    recorder = Recorder(kube, "i", now=clock)
+    recorder = Recorder(kube, "i", now=clock, elapsed=clock)
     nowhere = {**made, "metadata": {**made["metadata"], "namespace": f"{namespace}-2"}}
     recorder.record(nowhere, happening)
     kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": f"{namespace}-2"}})
@@ -147,106 +149,20 @@ def test_an_event_that_could_not_be_written_or_was_forgotten_is_written_when_it_
 
 def test_a_resource_that_changes_for_ever_does_not_flood_the_api_server(kube: Kube, namespace: str) -> None:
     made, clock = service(kube, namespace), Clock()
-    recorder = Recorder(kube, "i", now=clock)
+    recorder = Recorder(kube, "i", now=clock, elapsed=clock)
     for index in range(3 * BURST):
         recorder.record(made, Happening("Normal", "ConfigApplied", f"generation {index}"))
     assert len(kube.list(kinds.EVENT, namespace)) == BURST
 
 
-# Resync
-
-
-def resync(kube: Kube, namespace: str, clock: Clock) -> tuple[Resync, RunIndex, list[Key]]:
-    index, asked = RunIndex(), []
-    made = Resync(kube, [namespace], index, lambda key, delay: asked.append(key), 60, now=clock)
-    return made, index, asked
-
-
-def test_every_service_gets_a_look_and_every_run_is_known(kube: Kube, namespace: str) -> None:
-    service(kube, namespace)
-    kube.create({"apiVersion": names.API_VERSION, "kind": names.RUN_KIND, "metadata": {"name": "r1", "namespace": namespace},
-                 "spec": {"service": "nobody"}})  # fmt: skip
-    made, index, asked = resync(kube, namespace, Clock())
-    made.once()
-    assert set(asked) == {Key(namespace, "chat"), Key(namespace, "nobody")}
-    assert index.names(Key(namespace, "nobody")) == ["r1"]
-
-
-def test_a_run_that_got_the_name_of_another_services_run_is_not_taken_for_it(
-    kube: Kube, namespace: str
-) -> None:
-    run = {"apiVersion": names.API_VERSION, "kind": names.RUN_KIND, "metadata": {"name": "r1", "namespace": namespace},
-           "spec": {"service": "other"}}  # fmt: skip
-    kube.create(run)
-    index = RunIndex()
-    index.put({**run, "metadata": {**run["metadata"], "uid": "gone"}, "spec": {"service": "chat"}})  # type: ignore[dict-item]
-    observer = Observer(kube, Engines(tokens.Signer.new()), index)
-    assert observer.runs(Key(namespace, "chat")) == ()
-
-
-def test_a_service_that_went_before_the_watch_spoke_of_it_gets_a_last_look(
-    kube: Kube, namespace: str
-) -> None:
-    uid = service(kube, namespace)["metadata"]["uid"]
-    made, _, asked = resync(kube, namespace, Clock())
-    made.once()
-    kube.delete(kinds.SERVICE, namespace, "chat", uid)
-    asked.clear()
-    made.once()
-    assert asked == [Key(namespace, "chat")], (
-        "or what its look has read would be owed by the watches for ever"
-    )
-    made.once()
-    assert asked == [Key(namespace, "chat")]
-
-
-def test_a_service_deleted_before_the_watch_began_is_asked_for_and_no_longer_owed(
-    kube: Kube, namespace: str
-) -> None:
-    clock, key = Clock(), Key(namespace, "chat")
-    uid = service(kube, namespace)["metadata"]["uid"]
-    made, _, asked = resync(kube, namespace, clock)
-    made.once()
-    asked.clear()
-    clock.now_s += WATCH_GRACE_S / 2 + 1
-    made.ask_again()
-    assert asked == [], "it is there, so the watch does owe it"
-    kube.delete(kinds.SERVICE, namespace, "chat", uid)
-    made.ask_again()
-    assert asked == [key]
-    clock.now_s += WATCH_GRACE_S
-    assert made.dead_watch() is None
-
-
-def test_a_watch_that_owes_a_change_for_long_is_dead_and_a_late_one_is_not(
-    kube: Kube, namespace: str
-) -> None:
-    clock, key = Clock(), Key(namespace, "chat")
-    first = service(kube, namespace)["metadata"]["resourceVersion"]
-    made, _, _ = resync(kube, namespace, clock)
-    made.delivered(key, first)
-    made.once()
-    clock.now_s += WATCH_GRACE_S * 2
-    assert made.dead_watch() is None, "nothing has changed"
-    changed = kube.merge(kinds.SERVICE, namespace, "chat", {"spec": {"replicas": 2}})["metadata"][
-        "resourceVersion"
-    ]
-    made.once()
-    assert made.dead_watch() is None, "it may still come"
-    clock.now_s += WATCH_GRACE_S + 1
-    assert made.dead_watch() is not None
-    made.delivered(key, changed)
-    assert made.dead_watch() is None
-
-
-def test_a_watch_that_is_ahead_of_a_list_owes_nothing(kube: Kube, namespace: str) -> None:
-    clock, key = Clock(), Key(namespace, "chat")
-    version = service(kube, namespace)["metadata"]["resourceVersion"]
-    made, _, _ = resync(kube, namespace, clock)
-    made.delivered(key, str(int(version) + 1))  # changed while the list was under way
-    made.once()
-    clock.now_s += WATCH_GRACE_S + 1
-    assert made.dead_watch() is None
+def test_a_clock_that_is_set_back_silences_no_event(kube: Kube, namespace: str) -> None:
+    made, wall, elapsed = service(kube, namespace), Clock(), Clock()
+    recorder = Recorder(kube, "i", now=wall, elapsed=elapsed)
+    recorder.record(made, Happening("Normal", "ConfigApplied", "generation 1"))
+    wall.now_s -= 24 * 3600
+    elapsed.now_s += 1
+    recorder.record(made, Happening("Normal", "ConfigApplied", "generation 2"))
+    assert len(kube.list(kinds.EVENT, namespace)) == 2
 
 
 # Any resource at all
@@ -260,6 +176,43 @@ def reconciler(kube: Kube) -> Callable[[Key], float | None]:
         kube, engines, Observer(kube, engines, RunIndex()), Settings(Resolved(image="engine:1"), signer.public_pem),
         Recorder(kube, "test"), OperatorMetrics(),
     ).reconcile  # fmt: skip
+
+
+def test_a_service_that_becomes_invalid_gives_its_place_back(kube: Kube, namespace: str) -> None:
+    woken: list[Key] = []
+    slots, signer = Slots(1, RunIndex(), woken.append), tokens.Signer.new()
+    engines = Engines(signer)
+    settings = Settings(Resolved(image="engine:1"), signer.public_pem)
+    made = Reconciler(
+        kube, engines, Observer(kube, engines, RunIndex()), settings, Recorder(kube, "test"), OperatorMetrics(), slots=slots
+    )  # fmt: skip
+
+    def ask(name: str) -> str | None:
+        run = {"apiVersion": names.API_VERSION, "kind": names.RUN_KIND, "metadata": {"name": name, "namespace": namespace, "uid": name,
+               "creationTimestamp": "2026-01-01T00:00:00Z"}, "spec": {"service": name, "evaluator": "Live"}}  # fmt: skip
+        return slots.ask(Key(namespace, name), TuningRun.parse(run), 1.0)
+
+    assert ask("chat") is None
+    assert ask("other") is not None
+    unsupported = resource()
+    unsupported["metadata"] = {"name": "chat", "namespace": namespace}
+    put(unsupported["spec"], "engine.runtime", "vllm")
+    kube.create(unsupported)
+    made.reconcile(Key(namespace, "chat"))
+    assert woken == [Key(namespace, "other")]
+    assert ask("other") is None
+
+
+def test_a_service_made_again_under_its_name_has_none_of_the_former_ones_monitors(kube: Kube) -> None:
+    objects = MonitorObjects(kube)
+
+    def of(uid: str) -> InferenceService:
+        metadata = {"name": "chat", "namespace": "team", "uid": uid, "generation": 1}
+        return InferenceService.parse(resource() | {"metadata": metadata})
+
+    first = objects.read(of("a"), fresh=True)
+    assert objects.read(of("a"), fresh=False) is first
+    assert objects.read(of("b"), fresh=False) is not first
 
 
 FIELDS = sorted(path for path in leaves(names.SERVICE_KIND) if "[]" not in path)
