@@ -121,6 +121,9 @@ def test_of_two_operators_only_one_writes_whichever_dies_or_sleeps(
         wait_until(lambda: budgets(running, chat) == [256, 256])
         assert second.writes() == 0
         assert second.metric("trimtab_operator_reconcile_total") == 0
+        wait_until(
+            lambda: second.metric("trimtab_operator_queue_length") == 0, what="a follower owes no look"
+        )
         # Asleep: a machine that stands still for a while. It must not believe that it still leads when it wakes.
         before = settled_writes(running)
         assert running.process is not None
@@ -134,6 +137,7 @@ def test_of_two_operators_only_one_writes_whichever_dies_or_sleeps(
         finally:
             running.process.send_signal(signal.SIGCONT)
         wait_until(lambda: not leads(running))
+        assert running.metric("trimtab_operator_services{") == 0, "it would count what the other one counts"
         edit_budget(chat, 300)
         wait_until(lambda: budgets(second, chat) == [300, 300])
         assert running.writes() == before

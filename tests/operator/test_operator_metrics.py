@@ -31,3 +31,16 @@ def test_series_do_not_grow_with_services_and_go_with_them() -> None:
     for key in keys:
         metrics.forget(key)
     assert not any(name.startswith("trimtab_operator_services{") for name in samples(metrics))
+
+
+def test_an_operator_that_leads_no_more_speaks_of_no_service() -> None:
+    metrics = OperatorMetrics()
+    metrics.leads(True)
+    metrics.status(Key("team", "llm"), ready("ModelLoadFailed"))
+    metrics.leads(False)
+    metrics.status(Key("team", "late"), ready("ModelLoadFailed"))  # by a look that was under way
+    found = samples(metrics)
+    assert found["trimtab_operator_leading"] == 0
+    assert not any(name.startswith("trimtab_operator_services{") for name in found), (
+        "an alert would never end"
+    )

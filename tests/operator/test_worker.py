@@ -167,3 +167,34 @@ def test_a_follower_takes_nothing() -> None:
     leading.set()
     wait_until(lambda: done == ["a"])
     workers.stop(5)
+
+
+def test_a_service_that_is_looked_at_often_while_it_waits_for_tomorrow_costs_no_memory(clock: Clock) -> None:
+    queue: WorkQueue[str] = WorkQueue(clock)
+    for key in ("a", "b", "c"):
+        queue.add(key, 90_000.0)
+    for number in range(5_000):
+        queue.add("a")
+        assert take(queue) == "a"
+        queue.add("b", 80_000.0 - number)
+        queue.done("a", again_s=86_400.0 - number)
+        clock.now_s += 1
+    assert len(queue._heap) < 500
+    clock.now_s += 100_000.0
+    assert {take(queue), take(queue), take(queue), take(queue)} == {"a", "b", "c", None}
+
+
+def test_a_cleared_queue_owes_nothing_and_takes_new_keys(clock: Clock) -> None:
+    queue: WorkQueue[str] = WorkQueue(clock)
+    queue.add("a")
+    queue.add("b")
+    assert take(queue) == "a"
+    queue.add("a")
+    assert take(queue) == "b"
+    queue.done("b", failed=True)
+    queue.clear()
+    assert len(queue) == 0
+    queue.done("a")
+    assert take(queue) is None
+    queue.add("b")
+    assert take(queue) == "b"

@@ -147,6 +147,7 @@ class Operator:
         self.metrics = OperatorMetrics()
         self._plain = Kube(credentials.configuration, observe=self.metrics.request)
         self._leadership: Leadership | None = None
+        self._leads = False
         if not arguments.standalone:
             lease = Kube(
                 credentials.configuration,
@@ -156,7 +157,7 @@ class Operator:
             )
             self._leadership = Leadership(
                 lease, self._home, arguments.lease_name, arguments.identity,
-                on_change=lambda leading: self.metrics.leading.set(leading),
+                on_change=self._led,
             )  # fmt: skip
         else:
             self.metrics.leading.set(1)
@@ -186,7 +187,7 @@ class Operator:
             self._periodic.append(Periodic("SLO", self._slo.turn, PERIOD_S, FIRST_S))
         self._lease: Periodic | None = None
         if self._leadership is not None:
-            self._lease = Periodic("lease", self._leadership.turn, RENEW_S, first_s=0)
+            self._lease = Periodic("lease", self._lease_turn, RENEW_S, first_s=0)
         self._workers: Workers[Key] | None = None
         self._watching = False
         self._health = HealthServer(
@@ -346,6 +347,21 @@ class Operator:
             logger.error("the watches ended", extra={"error": repr(watching.exception())})
             return 1
         return 0  # SIGTERM or SIGINT, which kopf takes
+
+    def _lease_turn(self) -> None:
+        """Ask for the Lease. Who follows owes no look: for weeks they would pile up, of services that are long gone."""
+        assert self._leadership is not None
+        self._leadership.turn()
+        if not self._leads:  # by what `_led` was told: it owes every look when that changes
+            self._queue.clear()
+
+    def _led(self, leading: bool) -> None:
+        """Begin or cease to lead. Who begins looks at everything: at what is there, and at what went since it led last."""
+        self._leads = leading
+        self.metrics.leads(leading)
+        if leading:
+            for key in {*self._resync.known(), *self._index.contenders(), *self._store.known()}:
+                self._queue.add(key)
 
     def _switched(self, switch: Switch) -> None:
         """The fleet's switch was thrown: those with runs first."""

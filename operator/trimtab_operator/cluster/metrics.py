@@ -29,6 +29,7 @@ class OperatorMetrics:
         self.registry = CollectorRegistry()
         self._lock = threading.Lock()
         self._ready: dict[Key, str] = {}
+        self._counts = True
         registry = self.registry
         self.reconciles = Counter(
             "trimtab_operator_reconcile",
@@ -94,12 +95,22 @@ class OperatorMetrics:
         """A service's status as it is now."""
         ready = status.condition(names.READY)
         with self._lock:
+            if not self._counts:
+                return  # a last look, from before the Lease went
             self._ready[key] = ready.reason if ready is not None else "Unknown"
 
     def forget(self, key: Key) -> None:
         """A service that is gone."""
         with self._lock:
             self._ready.pop(key, None)
+
+    def leads(self, leading: bool) -> None:
+        """Whether this process may write. One that may not speaks of no service: it would count again what the leader counts."""
+        self.leading.set(leading)
+        with self._lock:
+            self._counts = leading
+            if not leading:
+                self._ready.clear()
 
     def render(self) -> bytes:
         """Exposition text."""

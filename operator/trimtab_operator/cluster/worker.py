@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 K = TypeVar("K")
 #: A service that was just looked at is not looked at again sooner: bursts of events become one look.
 MIN_INTERVAL_S = 0.25
+_STALE = 64  # entries without meaning that are not worth an effort
 BACKOFF_S = (0.5, 60.0)  # first and longest pause after failures in a row, doubling
 
 
@@ -55,7 +56,7 @@ class WorkQueue(Generic[K]):
             if key in self._due and self._due[key] <= due:
                 return
             self._due[key] = due
-            heapq.heappush(self._heap, (due, next(self._serial), key))
+            self._push(key, due)
             self._changed.notify()
 
     def take(self, timeout_s: float = 1.0) -> K | None:
@@ -80,7 +81,7 @@ class WorkQueue(Generic[K]):
             self._busy.discard(key)
             if key in self._parked:
                 self._parked.discard(key)
-                heapq.heappush(self._heap, (self._due[key], next(self._serial), key))
+                self._push(key, self._due[key])
             now = self._now()
             self._not_before[key] = now + self._min_interval_s
             pause = again_s
@@ -101,11 +102,30 @@ class WorkQueue(Generic[K]):
             self.add(key, pause)
         return pause
 
+    def clear(self) -> None:
+        """Nothing is owed any more, but for what is being done."""
+        with self._changed:
+            self._due.clear()
+            self._heap.clear()
+            self._parked.clear()
+            self._not_before.clear()
+            self._failures.clear()
+
     def close(self) -> None:
         """Let every `take` return None."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+    def _push(self, key: K, due: float) -> None:
+        """Of a look that is owed sooner than before, the later entry stays: for hours, where a run waits for its time."""
+        heapq.heappush(self._heap, (due, next(self._serial), key))
+        if len(self._heap) > 2 * len(self._due) + _STALE:
+            waiting = (
+                (due, next(self._serial), key) for key, due in self._due.items() if key not in self._parked
+            )
+            self._heap = list(waiting)
+            heapq.heapify(self._heap)
 
     def _pop(self, now: float) -> K | None:
         while self._heap and self._heap[0][0] <= now:
