@@ -16,6 +16,7 @@ from trimtab_engine.core.live import LiveConfig
 from trimtab_operator.api import InferenceService, TuningRun
 from trimtab_operator.api.status import Resolved
 from trimtab_operator.plan import cluster
+from trimtab_operator.plan.live import Switch, TuningState
 from trimtab_operator.plan.pods import rfc3339
 from trimtab_tuner.cluster import worker
 from trimtab_tuner.cluster.kube import CONFIG_MAP, SERVICE, Kind
@@ -51,6 +52,19 @@ def test_a_worker_waits_through_a_quiet_time_as_the_operator_says_it() -> None:
 
     assert "spec.tuning.limits.notDuring[0] (* * * * *) is in force" in (held(quiet) or "")
     assert held(service(**tuned)) is None
+
+
+@pytest.mark.parametrize("word", ["paused", "reverted", "active"])
+def test_a_worker_waits_while_the_fleets_switch_holds_as_the_operator_says_it(word: TuningState) -> None:
+    made = service(**{"tuning.mode": "Apply", "tuning.parameters": [BUDGET_PARAMETER]})
+    seen = cluster.Observed(made, fleet=Switch(word, "ConfigMap home/trimtab-fleet"))
+    decided = cluster.decide(seen, cluster.Settings(Resolved(image="i")), T0, rfc3339(T0))
+    status = cluster.conclude(seen, decided, T0, rfc3339(T0)).status.to_json()
+    resource = dict(made.raw) | {"metadata": {**made.raw["metadata"], "uid": "s"}, "status": status}
+    raw = run_resource()
+    raw["metadata"] |= {"uid": "r", "namespace": "default", "generation": 1, "creationTimestamp": moment(0)}
+    held = halt(service_of(resource), run_of(raw))
+    assert held == (None if word == "active" else f"tuning is {word} for all services (status.tuning.state)")
 
 
 class Api:

@@ -51,6 +51,7 @@ class Service:
     ceilings: Ceilings
     port: int
     halted: str | None  # paused | reverted (by the annotation), or None
+    state: str  # of tuning, as the operator says it; the fleet's switch shows here alone
     recommendation_run: str | None  # the run whose result stands
     has_api_keys: bool
 
@@ -128,6 +129,7 @@ def service_of(raw: Json) -> Service:
         ceilings=Ceilings(int(ceilings.get("maxNumBatchedTokens", 8192)), int(ceilings.get("maxNumSeqs", 256))),
         port=int((spec.get("service") or {}).get("port", 8000)),
         halted=halted,
+        state=str((status.get("tuning") or {}).get("state", "")),
         recommendation_run=((status.get("tuning") or {}).get("recommendation") or {}).get("run"),
         has_api_keys=bool((spec.get("security") or {}).get("apiKeySecretRef")),
     )  # fmt: skip
@@ -161,10 +163,15 @@ def run_of(raw: Json) -> Run:
     )
 
 
+_HALTED = ("Paused", "Reverted")
+
+
 def halt(service: Service, run: Run) -> str | None:
     """Why nothing may be tried for now, which ends by itself or by a person's word; None when nothing stands against it."""
     if service.halted is not None:
         return f"tuning is {service.halted} by the annotation {PAUSE_ANNOTATION}"
+    if service.state in _HALTED:
+        return f"tuning is {service.state.lower()} for all services (status.tuning.state)"
     ready = run.condition("Ready")
     return (ready.message or "a quiet time is in force") if ready.reason == QUIET_TIME else None
 
