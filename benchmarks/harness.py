@@ -42,11 +42,13 @@ def provenance(packages: Sequence[str] = ("torch", "numpy")) -> dict[str, object
         except PackageNotFoundError:
             found[package] = "absent"
     arguments = " ".join(sys.argv[1:])
+    dirty = bool(_git("status", "--porcelain"))
     return {
         "command": f"make bench NAME={Path(sys.argv[0]).stem}"
         + (f' ARGS="{arguments}"' if arguments else ""),
-        "commit": _git("rev-parse", "--short", "HEAD"),
-        "dirty": bool(_git("status", "--porcelain")),
+        # What pages print: a figure of a changed tree says so wherever its commit stands.
+        "commit": _git("rev-parse", "--short", "HEAD") + ("-dirty" if dirty else ""),
+        "dirty": dirty,
         "python": platform.python_version(),
         "packages": found,
         "cpu": _cpu(),

@@ -148,7 +148,7 @@ def table(
         "between the index of dispersion (1, 10, 60 s, where they fit) of what was sent and of what was intended. Bare sleep: how late",
         "an event loop that does nothing else wakes up just before each repeat; on a busy machine it sets the floor.",
         "",
-        f"Command: `{context['command']}` at commit {context['commit']}{' with local changes' if context['dirty'] else ''};"
+        f"Command: `{context['command']}` at commit {context['commit']};"
         f" Python {context['python']}, numpy {context['packages']['numpy']}, {context['cpu']}.",  # type: ignore[index]
         "",
     ]
