@@ -1,38 +1,56 @@
 """Streaming clients of two classes on one service: many in no hurry, and a few interactive ones whose first token shall come soon.
 
-With one sequence at a time and fcfs an interactive request waits for everybody; under sla-aware it is next. That difference is one of
-places in a queue, so it is there on any machine, fast or busy; only the target has to fit the machine (`calm_target_s`).
+With one sequence at a time and fcfs an interactive request waits for everybody; under sla-aware it is next. The many are as many as
+keep a backlog of `BACKLOG_S` by the engines' own histogram: more where the machine is fast, fewer where others use it. So one target
+lies between the two waits on any machine and at any time: below a backlog, and many requests' time long.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import statistics
 import threading
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 Json = dict[str, Any]
 INTERACTIVE = "interactive"
-THINKING_S = 0.2  # of an interactive client between two requests
+BACKLOG_S = 1.2  # what a request of those in no hurry waits for its first token, about
+TARGET_S = 0.35  # of an interactive request
+# Of an interactive client between two requests: long enough that they do not queue for one another under sla-aware.
+THINKING_S = 1.0
 TOKENS = 4
+LOOK_S = 1.0  # how often it is judged how many are enough
+FEWEST = 8.0
+HISTOGRAM = "trimtab_time_to_first_token_seconds"
 
 
 class TwoClasses:
     """Runs between enter and exit, in a thread of its own. Nothing is retried; what goes wrong is in `failed`."""
 
-    def __init__(self, url: str, *, patient: int = 32, interactive: int = 2, model: str = "tiny") -> None:
-        """url: of the Service, without /v1."""
+    def __init__(
+        self,
+        url: str,
+        metrics: Sequence[str],
+        *,
+        patient: int = 200,
+        interactive: int = 12,
+        model: str = "tiny",
+    ) -> None:
+        """url: of the Service, without /v1. `metrics`: of every pod, the URL. `patient`: at most so many of those at once."""
         self._url = f"{url}/v1/completions"
+        self._metrics = metrics
         self._model = model
         self._counts = (patient, interactive)
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
         self._done = threading.Event()
-        self.first_tokens_s: list[float] = []  # of interactive requests, in order
+        self._at_once = FEWEST  # of those in no hurry
+        self.backlog_s = 0.0  # as last seen
         self.answered = 0
         self.failed: list[str] = []
 
@@ -46,39 +64,73 @@ class TwoClasses:
         self._done.set()
         self._thread.join(120)
 
-    def calm_target_s(self, timeout_s: float = 120.0) -> float:
-        """A third of what an interactive request waits now: missed by those that queue, kept by those that do not."""
-        seen, deadline_s = len(self.first_tokens_s) + 4, time.monotonic() + timeout_s
-        while len(self.first_tokens_s) < seen + 8:
+    def wait_backlog(self, timeout_s: float = 120.0) -> None:
+        """Until the queue is there."""
+        deadline_s = time.monotonic() + timeout_s
+        while self.backlog_s < 0.8 * BACKLOG_S:
             assert self.failed == [], self.failed
-            assert time.monotonic() < deadline_s, f"{len(self.first_tokens_s)} interactive answers"
+            assert time.monotonic() < deadline_s, (
+                f"{self.backlog_s:.2f} s of {BACKLOG_S} s with {self._at_once:.0f} clients"
+            )
             time.sleep(0.1)
-        return statistics.median(self.first_tokens_s[seen:]) / 3
 
     async def _run(self) -> None:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         async with httpx.AsyncClient(limits=limits, timeout=90.0, trust_env=False) as client:
             patient, interactive = self._counts
             await asyncio.gather(
-                *(self._client(client, None) for _ in range(patient)),
+                self._hold_backlog(client),
+                *(self._client(client, None, number) for number in range(patient)),
                 *(self._client(client, INTERACTIVE) for _ in range(interactive)),
             )
 
-    async def _client(self, client: httpx.AsyncClient, slo_class: str | None) -> None:
+    async def _client(self, client: httpx.AsyncClient, slo_class: str | None, number: int = 0) -> None:
+        """One request after another; the patient ones sit out while those before them are enough."""
+        patient = slo_class is None
         while not self._done.is_set():
+            if patient and number >= self._at_once:
+                await asyncio.sleep(LOOK_S)
+                continue
             try:
-                first_s = await self._stream(client, slo_class)
+                await self._stream(client, slo_class)
             except (httpx.HTTPError, AssertionError, ValueError) as error:
                 self.failed.append(f"{slo_class}: {error!r}")
                 await asyncio.sleep(1.0)
                 continue
             self.answered += 1
-            if slo_class is not None:
-                self.first_tokens_s.append(first_s)
+            if not patient:
                 await asyncio.sleep(THINKING_S)
 
-    async def _stream(self, client: httpx.AsyncClient, slo_class: str | None) -> float:
-        """One streamed completion → seconds to its first token."""
+    async def _hold_backlog(self, client: httpx.AsyncClient) -> None:
+        """The waits follow the number of clients by one backlog's time, so it is changed by the root of what is missing."""
+        waited_s, answers = 0.0, 0.0
+        while not self._done.is_set():
+            await asyncio.sleep(LOOK_S)
+            try:
+                until_s, until = await self._waits(client)
+            except httpx.HTTPError as error:
+                self.failed.append(f"metrics: {error!r}")
+                continue
+            if until > answers:
+                self.backlog_s = (until_s - waited_s) / (until - answers)
+                change = min(1.25, max(0.8, (BACKLOG_S / max(self.backlog_s, 1e-3)) ** 0.5))
+                self._at_once = min(float(self._counts[0]), max(FEWEST, self._at_once * change))
+            waited_s, answers = until_s, until
+
+    async def _waits(self, client: httpx.AsyncClient) -> tuple[float, float]:
+        """Of those in no hurry, by all engines: (seconds to the first token, how many had one), both since the engines' start."""
+        sums = {"_sum": 0.0, "_count": 0.0}
+        for url in self._metrics:
+            families = text_string_to_metric_families((await client.get(url)).text)
+            for sample in (sample for family in families for sample in family.samples):
+                if sample.labels.get("slo_class") != INTERACTIVE:
+                    name, _, part = sample.name.rpartition("_")
+                    if name == HISTOGRAM and f"_{part}" in sums:
+                        sums[f"_{part}"] += sample.value
+        return sums["_sum"], sums["_count"]
+
+    async def _stream(self, client: httpx.AsyncClient, slo_class: str | None) -> None:
+        """One streamed completion, whole."""
         body: Json = {
             "model": self._model,
             "prompt": "hello",
@@ -88,16 +140,13 @@ class TwoClasses:
         }
         if slo_class is not None:
             body["slo_class"] = slo_class
-        began, first_s, finish = time.monotonic(), None, None
+        finish = None
         async with client.stream("POST", self._url, json=body) as answer:
             assert answer.status_code == 200, (answer.status_code, (await answer.aread()).decode())
             async for line in answer.aiter_lines():
                 if not line.startswith("data: {"):
                     continue
-                first_s = time.monotonic() - began if first_s is None else first_s
                 chunk = json.loads(line.removeprefix("data: "))
                 assert "error" not in chunk, chunk
                 finish = chunk["choices"][0]["finish_reason"] or finish
         assert finish == "length", f"ended by {finish}"
-        assert first_s is not None
-        return first_s
