@@ -158,8 +158,11 @@ def test_an_api_server_that_is_away_for_a_minute_stops_nothing_and_loses_nothing
         traffic.wait_more()
     traffic.check()
     assert lives_on(running)
-    assert {p["metadata"]["uid"] for p in engines(chat)} == {p["metadata"]["uid"] for p in pods}
-    assert [restarts(pod) for pod in engines(chat)] == [0, 0]
+    now = engines(chat)
+    assert {p["metadata"]["uid"]: condition(p, "Ready") for p in now} == {
+        p["metadata"]["uid"]: condition(p, "Ready") for p in pods
+    }, "the same pods, ready all the time"
+    assert [restarts(pod) for pod in now] == [0, 0]
 
 
 @pytest.mark.slow

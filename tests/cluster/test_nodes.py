@@ -7,6 +7,7 @@ import httpx
 from support.cluster.cluster import Cluster, NodeOptions, is_ready
 from support.cluster.kubectl import Kubectl
 from support.cluster.manifests import HTTP_SERVER, SLEEP, deployment, pod
+from support.cluster.story import condition
 
 
 def test_pods_of_a_silent_node_are_replaced_and_go_on_until_it_returns(
@@ -83,10 +84,23 @@ def test_a_drained_node_gives_its_pods_away(cluster: Cluster, kubectl: Kubectl) 
 def test_the_api_server_may_restart_while_pods_run(cluster: Cluster, kubectl: Kubectl) -> None:
     kubectl.apply(pod("steady", HTTP_SERVER))
     before = kubectl.wait_for("ready", "pod", "steady", condition=is_ready)
+    nodes = ready_since(kubectl)
     cluster.control_plane.restart("kube-apiserver")
-    kubectl.apply(pod("later", SLEEP))
-    kubectl.wait_for("ready", "pod", "later", condition=is_ready)
+    # By a controller, so that the one that judges nodes has begun as well.
+    kubectl.apply(deployment("later", 1, pod("later", SLEEP)))
+    kubectl("rollout", "status", "deployment/later", "--timeout=120s")
     after = kubectl.get("pod", "steady")
     assert after["status"]["containerStatuses"] == before["status"]["containerStatuses"]
-    cluster.wait_for_node("node-a")
-    cluster.wait_for_node("node-b")
+    # Nobody took the API server's silence for that of a node: its pods would have left their Services.
+    assert after["status"]["conditions"] == before["status"]["conditions"]
+    assert ready_since(kubectl) == nodes
+    for name in ("node-a", "node-b"):
+        cluster.wait_for_node(name)
+    events = kubectl.items("events", "--field-selector", "reason=NodeNotReady,involvedObject.name=steady")
+    assert events == []
+
+
+def ready_since(kubectl: Kubectl) -> dict[str, tuple[str, str]]:
+    """Node → its condition Ready and since when."""
+    found = {node["metadata"]["name"]: condition(node, "Ready") for node in kubectl.items("nodes")}
+    return {name: (ready["status"], ready["lastTransitionTime"]) for name, ready in found.items()}

@@ -181,7 +181,7 @@ def test_a_canary_is_measured_by_prometheus_on_one_pod_and_never_promoted(
 def test_a_worker_gives_its_candidate_back_goes_on_and_leaves_with_its_run(
     busy: tuple[Kubectl, TwoClasses], running: OperatorProcess, cluster: Cluster, tmp_path: Path
 ) -> None:
-    kubectl, _ = busy
+    kubectl, traffic = busy
     patch(kubectl, tuning={"mode": "Apply"})
     create(kubectl, "moved", worker=False, maxTrials=3, workload={"slice": "8s"})
     log = tmp_path / "log"
@@ -219,6 +219,7 @@ def test_a_worker_gives_its_candidate_back_goes_on_and_leaves_with_its_run(
         assert second.wait(120) == 0, log.read_text()
     assert "TuningRun moved was deleted" in log.read_text()
     wait_until(lambda: policies(running, kubectl) == ["fcfs", "fcfs"])
+    assert traffic.failed == []
 
 
 def test_a_run_whose_time_is_over_gives_its_candidate_back_and_the_next_one_acts(

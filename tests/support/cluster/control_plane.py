@@ -10,7 +10,7 @@ import contextlib
 import json
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -26,6 +26,8 @@ SERVICE_CIDR = "10.96.0.0/16"
 KUBERNETES_SERVICE_IP = "10.96.0.1"
 PROXY_NODE = "node-a"  # one kube-proxy serves the one network that all nodes share
 POD_CIDR = "10.244.0.0/15"  # real pods 10.244/16, fake ones 10.245/16
+#: What ends with the API server, see `ControlPlane.away`.
+_LED = ("kube-controller-manager", "kube-scheduler")
 _ETCD_URL, _ETCD_PEER_URL = "http://127.0.0.1:2379", "http://127.0.0.1:2380"
 _CONTROLLERS = (
     *(
@@ -92,12 +94,37 @@ class ControlPlane:
         return next(child for child in self._children if child.name == name)
 
     def restart(self, name: str) -> None:
-        """Stop (if it runs) and start again the program `name`, and wait until it is ready."""
-        position = next(i for i, child in enumerate(self._children) if child.name == name)
-        self._children[position].stop()
-        command, ready = self._programs()[name]
-        self._children[position] = Child.start(name, command, self.logs / f"{name}.log")
-        self._wait(self._children[position], ready)
+        """Stop (if it runs) and start again the program `name`, and wait until it is ready. What goes with kube-apiserver: `away`."""
+        with self.away(name):
+            pass
+
+    @contextlib.contextmanager
+    def away(self, *names: str) -> Iterator[None]:
+        """These programs are not there until the block ends; then they have all that they had.
+
+        With kube-apiserver go the controller manager and the scheduler, as with leader election: they end themselves when they cannot
+        renew their lease, and start anew. A controller manager that lived on would take the silence for that of the nodes (open watches
+        alone hold a kube-apiserver that is to end for longer than the grace), and take all pods out of their Services on its return.
+        """
+        wanted = {*names, *(_LED if "kube-apiserver" in names else ())}
+        gone = [child.name for child in self._children if child.name in wanted]
+        assert set(gone) == wanted, f"no such program: {wanted - set(gone)}"
+        for name in reversed(gone):
+            self.child(name).stop()
+        try:
+            yield
+        finally:
+            self._start_again(gone)
+
+    def _start_again(self, names: Sequence[str]) -> None:
+        programs = self._programs()
+        for name in names:
+            position = next(i for i, child in enumerate(self._children) if child.name == name)
+            child = self._children[position] = Child.start(name, programs[name][0], self.logs / f"{name}.log")
+            if name not in _LED:
+                self._wait(child, programs[name][1])
+        for name in set(names) & set(_LED):
+            self._wait(self.child(name), programs[name][1])
 
     def _start_programs(self) -> None:
         programs = self._programs()
@@ -105,10 +132,9 @@ class ControlPlane:
             self._launch(name, programs[name][0])
             self._wait(self._children[-1], programs[name][1])
         # These wait for nothing but the API server, so they start side by side.
-        together = ("kube-controller-manager", "kube-scheduler")
-        for name in together:
+        for name in _LED:
             self._launch(name, programs[name][0])
-        for child, name in zip(self._children[-2:], together, strict=True):
+        for child, name in zip(self._children[-2:], _LED, strict=True):
             self._wait(child, programs[name][1])
         # Pods are refused before these exist.
         base = f"{API_URL}/api/v1/namespaces/default"

@@ -95,20 +95,9 @@ def read_back_inside(operator: OperatorProcess, pod: Json) -> Json:
 
 @contextlib.contextmanager
 def api_server_away(cluster: Cluster) -> Iterator[None]:
-    """etcd and kube-apiserver are not there until the block ends; then they have all that they had.
-
-    The controller manager and the scheduler go with them, as with leader election: they end themselves when they cannot renew their
-    lease, and start anew.
-    """
-    plane = cluster.control_plane
-    programs = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
-    for name in reversed(programs):
-        plane.child(name).stop()
-    try:
+    """etcd and kube-apiserver are not there until the block ends; then they have all that they had. See `ControlPlane.away`."""
+    with cluster.control_plane.away("etcd", "kube-apiserver"):
         yield
-    finally:
-        for name in programs:
-            plane.restart(name)
 
 
 def _iptables(*words: str) -> None:
