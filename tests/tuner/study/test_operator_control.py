@@ -136,7 +136,7 @@ def test_a_config_outside_the_owners_bounds_is_refused_by_name(service: LocalOpe
 def test_refusals_teach_the_study_and_do_not_end_the_run(service: LocalOperator) -> None:
     # The space goes down to 16 tokens, the owner allows 64: those below are refused while measuring.
     def asks_the_service(evaluator: Simulated) -> None:
-        evaluator.before_each = lambda target, config: target.put_candidate(config, lease_s=5.0)
+        evaluator.before_each = lambda target, config: target.put_candidate(config, lease_s=60.0)
 
     audit = Audit()
     result, _ = tune(

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -224,7 +223,7 @@ def test_the_command_tunes_a_real_engine_without_a_restart(
     assert json.loads(done.stdout) == result
     assert result["verdict"]["outcome"] == "Applied", done.stderr
     assert [t["role"] for t in result["trials"]] == ["incumbent", "explore", "confirm"]
-    assert all(t["n"] == 56 for t in result["trials"])
+    assert all(t["n"] == 72 for t in result["trials"])
     assert result["before"]["violations"]["ttft"] > result["after"]["violations"]["ttft"]
     assert result["diagnosis"]["state"] == "scheduling-bound", result["diagnosis"]
     assert result["meta"]["trace_hash"]
@@ -246,33 +245,33 @@ def test_the_command_tunes_a_real_engine_without_a_restart(
         )
         for snapshot in (samples["snapshots"][0], samples["snapshots"][-1])
     ]
-    assert ends[1] - ends[0] == 56  # the stored samples say again what the result says
+    assert ends[1] - ends[0] == 72  # the stored samples say again what the result says
 
 
 def candidate(engine: EngineServer) -> bool:
     return engine.live_config()["candidate"] is not None
 
 
-def test_a_killed_tuner_leaves_no_candidate_behind(engine: EngineServer, crowd: Path, tmp_path: Path) -> None:
+def test_a_killed_tuner_leaves_no_candidate_behind(
+    engine: EngineServer, straggler: Path, tmp_path: Path
+) -> None:
     flags = ("--lease", "3s", "--min-requests", "20")
-    with subprocess.Popen(command(engine, crowd, tmp_path, *flags), stderr=subprocess.DEVNULL) as tuner:
-        wait_until(lambda: candidate(engine), 90.0)
+    with subprocess.Popen(command(engine, straggler, tmp_path, *flags), stderr=subprocess.DEVNULL) as tuner:
+        wait_until(lambda: candidate(engine), 180.0)
         tuner.send_signal(signal.SIGKILL)
-        killed = time.monotonic()
-    wait_until(lambda: not candidate(engine), 30.0)
-    assert time.monotonic() - killed < 15.0  # 3 s, and the test machine's own delays
+    wait_until(lambda: not candidate(engine), 25.0)  # sooner than a lease of 30 s, as it is by default
     found = engine.live_config()
     assert found["in_force"] == found["incumbent"]
 
 
-def test_ctrl_c_reverts_at_once(engine: EngineServer, crowd: Path, tmp_path: Path) -> None:
+def test_ctrl_c_reverts_at_once(engine: EngineServer, straggler: Path, tmp_path: Path) -> None:
     flags = ("--lease", "120s", "--min-requests", "20")
     with subprocess.Popen(
-        command(engine, crowd, tmp_path, *flags), stderr=subprocess.PIPE, text=True, env=os.environ
+        command(engine, straggler, tmp_path, *flags), stderr=subprocess.PIPE, text=True, env=os.environ
     ) as tuner:
-        wait_until(lambda: candidate(engine), 90.0)
+        wait_until(lambda: candidate(engine), 180.0)
         tuner.send_signal(signal.SIGINT)
-        _, said = tuner.communicate(timeout=30)
+        _, said = tuner.communicate(timeout=60)
     assert tuner.returncode == 130, said
     assert not candidate(engine)  # long before its lease would have ended
     assert "Traceback" not in said

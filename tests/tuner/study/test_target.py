@@ -67,7 +67,9 @@ def test_the_serving_port_is_told_from_a_control_port(engine: EngineServer) -> N
 def test_an_unrenewed_candidate_is_ended_by_the_engine(engine: EngineServer) -> None:
     async def work(target: Target) -> None:
         config = (await target.read()).incumbent.config
-        await target.put_candidate(dataclasses.replace(config, max_num_seqs=7), lease_s=0.5)
+        candidate = dataclasses.replace(config, max_num_seqs=7)
+        generation = await target.put_candidate(candidate, lease_s=60.0)
+        await target.put_candidate(candidate, lease_s=0.1, generation=generation)
 
     with_target(engine.admin_url, work)
     wait_until(lambda: in_force(engine)[1] == 1)
@@ -77,12 +79,13 @@ def test_an_unrenewed_candidate_is_ended_by_the_engine(engine: EngineServer) -> 
 def test_a_lease_is_renewed_while_held_and_reverted_when_left(engine: EngineServer) -> None:
     async def work(target: Target) -> None:
         config = (await target.read()).incumbent.config
-        async with Lease(target, lease_s=1.0) as lease:
+        async with Lease(target, lease_s=9.0) as lease:
             first = await lease.move(dataclasses.replace(config, max_num_seqs=7))
             until = engine.live_config()["candidate"]["until"]
-            await asyncio.sleep(2.5)
+            async with asyncio.timeout(60):
+                while engine.live_config()["candidate"]["until"] <= until:
+                    await asyncio.sleep(0.1)
             assert in_force(engine) == (first, 7)
-            assert engine.live_config()["candidate"]["until"] > until
             second = await lease.move(dataclasses.replace(config, max_num_seqs=9))
             assert in_force(engine) == (second, 9)
             assert lease.lost is None
@@ -106,10 +109,10 @@ def test_an_error_inside_a_lease_reverts_too(engine: EngineServer) -> None:
 def test_a_lease_that_somebody_else_ends_is_noticed(engine: EngineServer) -> None:
     async def work(target: Target) -> str | None:
         config = (await target.read()).incumbent.config
-        async with Lease(target, lease_s=1.5) as lease:
+        async with Lease(target, lease_s=6.0) as lease:
             await lease.move(dataclasses.replace(config, max_num_seqs=7))
             await target.end_candidate()
-            for _ in range(100):
+            for _ in range(600):
                 if lease.lost:
                     break
                 await asyncio.sleep(0.1)
