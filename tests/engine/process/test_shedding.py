@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from support.engine_server import EngineServer, start_engine, wait_until
+from support.tiny_models import tiny_chat_model
 
-# Well within the 1.4 s for which the place is held at rest, and more than a step takes beside other tests: a first token that the step-time
-# model expects too late even alone is not shed.
-TARGET_S = 0.25
+# Well within the five seconds for which the place is held at rest, and far more than a step takes beside other tests: a first token that
+# the step-time model expects too late even alone is not shed.
+TARGET_S = 0.5
+HOLD_TOKENS = 7900
 PATHS = ("/v1/completions", "/v1/chat/completions")
 
 
 @pytest.fixture(scope="module")
-def server(tiny_model: Path) -> Iterator[EngineServer]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
+    model = tiny_chat_model(tmp_path_factory.mktemp("long") / "tiny", max_position_embeddings=8192)
     flags = ("--scheduling-policy", "sla-aware", "--shed-late", "--max-num-seqs", "1")
-    with start_engine(tiny_model, *flags) as started:
+    with start_engine(model, *flags) as started:
         yield started
 
 
@@ -39,7 +41,13 @@ def busy(server: EngineServer) -> Iterator[None]:
     started = threading.Event()
 
     def hold() -> None:
-        asked = {"model": "tiny", "prompt": "long", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+        asked = {
+            "model": "tiny",
+            "prompt": "long",
+            "max_tokens": HOLD_TOKENS,
+            "ignore_eos": True,
+            "stream": True,
+        }
         with httpx.stream("POST", f"{server.url}/v1/completions", json=asked, timeout=120) as answer:
             for _ in answer.iter_lines():
                 started.set()
