@@ -29,7 +29,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-P", "-m", "trimtab_engine.cli", *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
 

@@ -216,7 +216,7 @@ def test_the_command_tunes_a_real_engine_without_a_restart(
     before = engine.live_config()
     flags = ("--bounds", "max_num_seqs=1:16", "--seed", "2", "--apply", "--json")
     done = subprocess.run(
-        command(engine, bursts, tmp_path, *flags), capture_output=True, text=True, timeout=240, check=False
+        command(engine, bursts, tmp_path, *flags), capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "result.json").read_text())
