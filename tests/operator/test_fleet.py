@@ -242,6 +242,25 @@ def test_a_candidate_of_a_former_operator_keeps_its_place() -> None:
     assert slots.ask(Key("default", "young"), TuningRun.parse(holder), NOW) is None
 
 
+def test_a_run_in_a_namespace_that_is_refused_holds_no_place() -> None:
+    index, away, woken = RunIndex(), set[str](), list[Key]()
+    applied = {"generation": 7, "pods": "1/1"}
+    holder = a_run("old", 1, service="old", candidate=candidate(), applied=applied)
+    index.put(holder)
+    slots = Slots(1, index, woken.append, away.__contains__)
+    key, young = Key("other", "chat"), a_run("young", 2, service="chat", candidate=candidate())
+    young["metadata"]["namespace"] = key.namespace
+    index.put(young)
+    assert slots.ask(Key("default", "old"), TuningRun.parse(holder), NOW) is None
+    assert slots.ask(key, TuningRun.parse(young), NOW) is not None
+    away.add("default")
+    slots.wake()
+    assert woken == [key]
+    assert slots.ask(key, TuningRun.parse(young), NOW) is None
+    away.clear()
+    assert slots.ask(Key("default", "old"), TuningRun.parse(holder), NOW) is None, "it has begun"
+
+
 def test_many_threads_never_get_more_places_than_there_are() -> None:
     index = RunIndex()
     slots = Slots(3, index, lambda key: None)

@@ -33,6 +33,18 @@ def test_series_do_not_grow_with_services_and_go_with_them() -> None:
     assert not any(name.startswith("trimtab_operator_services{") for name in samples(metrics))
 
 
+def test_services_of_a_namespace_that_is_refused_are_not_counted_and_it_is_named() -> None:
+    metrics = OperatorMetrics()
+    metrics.away("team", False)
+    assert samples(metrics)['trimtab_operator_namespace_refused{namespace="team"}'] == 0
+    for namespace in ("team", "other"):
+        metrics.status(Key(namespace, "llm"), ready("Serving"))
+    metrics.away("team", True)
+    found = samples(metrics)
+    assert found['trimtab_operator_namespace_refused{namespace="team"}'] == 1
+    assert found['trimtab_operator_services{reason="Serving"}'] == 1
+
+
 def test_an_operator_that_leads_no_more_speaks_of_no_service() -> None:
     metrics = OperatorMetrics()
     metrics.leads(True)

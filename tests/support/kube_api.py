@@ -35,6 +35,12 @@ from trimtab_operator import crds
 
 START_TIMEOUT_S = 120.0
 TOKEN = "test-admin"
+TENANT = "tenant"  # a user with no right but discovery
+_TENANT_TOKEN = "test-tenant"
+
+
+_PEM = serialization.Encoding.PEM
+_PRIVATE = (_PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption())
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,16 @@ class KubeApi:
     kubeconfig: Path
     ca: Path
     pids: tuple[int, ...]  # kube-apiserver, etcd
+
+    def kubeconfig_of_tenant(self, folder: Path) -> Path:
+        """As `kubeconfig`, of user TENANT."""
+        path = folder / "kubeconfig-tenant"
+        path.write_text(self.kubeconfig.read_text().replace(TOKEN, _TENANT_TOKEN))
+        return path
+
+    def rotate_authority(self) -> None:
+        """Another authority, in the file of the former; the server takes its new certificate up by itself, soon."""
+        _serving_certificates(self.ca.parent)
 
 
 def programs() -> Path:
@@ -171,7 +187,20 @@ def _until(attempt: object) -> None:
 
 
 def _certificates(folder: Path) -> None:
-    """A CA, the server's certificate for loopback, keys of service-account tokens, and one admin token."""
+    """Those of `_serving_certificates`, keys of service-account tokens, and the users' tokens."""
+    _serving_certificates(folder)
+    accounts = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    (folder / "sa.key").write_bytes(accounts.private_bytes(*_PRIVATE))
+    (folder / "sa.pub").write_bytes(
+        accounts.public_key().public_bytes(_PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    )
+    (folder / "tokens.csv").write_text(
+        f'{TOKEN},admin,1,"system:masters"\n{_TENANT_TOKEN},{TENANT},2,"tenants"\n'
+    )
+
+
+def _serving_certificates(folder: Path) -> None:
+    """A CA, and the server's certificate for loopback."""
     now = datetime.datetime.now(datetime.UTC)
     authority = ec.generate_private_key(ec.SECP256R1())
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "trimtab-test-ca")])
@@ -211,17 +240,14 @@ def _certificates(folder: Path) -> None:
         )
         .sign(authority, hashes.SHA256())
     )
-    pem = serialization.Encoding.PEM
-    private = (pem, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption())
-    accounts = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    (folder / "ca.crt").write_bytes(ca.public_bytes(pem))
-    (folder / "server.crt").write_bytes(server.public_bytes(pem))
-    (folder / "server.key").write_bytes(key.private_bytes(*private))
-    (folder / "sa.key").write_bytes(accounts.private_bytes(*private))
-    (folder / "sa.pub").write_bytes(
-        accounts.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
-    )
-    (folder / "tokens.csv").write_text(f'{TOKEN},admin,1,"system:masters"\n')
+    for name, content in (
+        ("server.key", key.private_bytes(*_PRIVATE)),
+        ("server.crt", server.public_bytes(_PEM)),
+        ("ca.crt", ca.public_bytes(_PEM)),
+    ):
+        part = folder / f"{name}.part"
+        part.write_bytes(content)
+        part.replace(folder / name)
 
 
 def decode_secret(secret: dict[str, dict[str, str]], key: str) -> bytes:

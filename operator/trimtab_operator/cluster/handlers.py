@@ -6,8 +6,8 @@ event, and a resource never waits for this process to be deleted. Used by `main`
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+import itertools
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import Any
 
 import kopf
@@ -15,15 +15,12 @@ import kopf
 from trimtab_operator import names
 from trimtab_operator.cluster import kinds
 from trimtab_operator.cluster.kube import Credentials
+from trimtab_operator.cluster.login import connection
 from trimtab_operator.cluster.observe import Key, RunIndex
 from trimtab_operator.cluster.store import Store
 
 Json = Mapping[str, Any]
 WATCHED_CHILDREN = (*kinds.CHILDREN, *kinds.NIGHTLY, kinds.POD)
-_CA, _TOKEN = (
-    "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt",
-    "/var/run/secrets/kubernetes.io/serviceaccount/token",
-)
 
 
 def registry(
@@ -115,9 +112,7 @@ def _configure(settings: kopf.OperatorSettings) -> None:
     settings.watching.inactivity_timeout = 70
     settings.networking.request_timeout = 60
     settings.networking.connect_timeout = 10
-    # Ten minutes of an absent API server. No long pause among them: a watch must be back soon after the server is, else the
-    # resync finds changes that the watch owes.
-    settings.networking.error_backoffs = (1, 1, 2, 3, 5, *(8,) * 75)
+    settings.networking.error_backoffs = _Pauses()
     # A worker serves one object and lingers: 50 of them take 500 objects a second in.
     settings.queueing.worker_limit = 50
     settings.queueing.idle_timeout = 0.1
@@ -126,6 +121,14 @@ def _configure(settings: kopf.OperatorSettings) -> None:
     settings.persistence.diffbase_storage = _NoDifferences()
     for kind in WATCHED_CHILDREN:
         settings.watching.label_selectors[_place(kind)] = names.LABEL_SERVICE  # filtered by the server
+
+
+class _Pauses(Iterable[float]):
+    """Between tries, without an end: a watch that gives up ends the process, and with it the watches of namespaces in which all is well.
+    No long pause among them: a watch must be back soon after the server, or the right, is; else the resync finds changes that it owes."""
+
+    def __iter__(self) -> Iterator[float]:
+        return itertools.chain((1, 1, 2, 3, 5), itertools.repeat(8, 75), itertools.repeat(30))
 
 
 class _NoDifferences(kopf.DiffBaseStorage):
@@ -139,24 +142,3 @@ class _NoDifferences(kopf.DiffBaseStorage):
 
     def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
         raise AssertionError("no handler of ours needs a difference")
-
-
-def connection(credentials: Credentials) -> kopf.ConnectionInfo:
-    """kopf's form of our credentials. In a pod the token is read anew at each login, since it is renewed on disk."""
-    found = credentials.configuration
-    if credentials.in_cluster:
-        with open(_TOKEN) as file:
-            return kopf.ConnectionInfo(server=found.host, ca_path=_CA, token=file.read().strip())
-    bearer = found.get_api_key_with_prefix("BearerToken", alias="authorization") or ""
-    scheme, _, token = bearer.partition(" ")
-    if not token:
-        scheme, token = "Bearer", scheme
-    return kopf.ConnectionInfo(
-        server=found.host,
-        ca_path=found.ssl_ca_cert,
-        insecure=not found.verify_ssl,
-        certificate_path=found.cert_file if found.cert_file and os.path.exists(found.cert_file) else None,
-        private_key_path=found.key_file if found.key_file and os.path.exists(found.key_file) else None,
-        scheme=scheme if token else None,
-        token=token or None,
-    )

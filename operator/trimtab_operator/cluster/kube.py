@@ -17,6 +17,7 @@ KubeError
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import random
 import threading
@@ -183,8 +184,24 @@ class Kube:
                 return found
             query["continue"] = more
 
+    def watch_refusal(self, kind: Kind, namespace: str | None, labels: Mapping[str, str]) -> Denied | None:
+        """What the server says when it refuses to list or to watch; None when it does not. `labels` had better pick nothing."""
+        selector = ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
+        try:
+            for query in ({"limit": "1"}, {"watch": "true", "timeoutSeconds": "1"}):
+                self._call("GET", kind, kind.path(namespace), {**query, "labelSelector": selector})
+        except Denied as error:
+            return error
+        return None
+
+    def once(self) -> Kube:
+        """The same client, asking everything once: for what may fail and shall hold nobody up."""
+        made = copy.copy(self)
+        made._pauses_s = ()
+        return made
+
     def served_kinds(self, group: str, version: str) -> frozenset[str]:
-        """Names of the kinds of an API group that the server has now. Discovery needs no right."""
+        """Names of the kinds of an API group that the server has now. Every account may ask, unless somebody took that away."""
         what = Kind("APIResourceList", group, version, "")
         try:
             found = self._call("GET", what, f"/apis/{group}/{version}")

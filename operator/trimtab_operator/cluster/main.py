@@ -11,6 +11,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 import socket
 import sys
 import time
@@ -26,16 +27,18 @@ from trimtab_operator.cluster.engines import Engines
 from trimtab_operator.cluster.events import Recorder
 from trimtab_operator.cluster.fleet import POLL_S, FleetSwitch
 from trimtab_operator.cluster.health import HealthServer
-from trimtab_operator.cluster.kube import Credentials, Kube, KubeError, load_credentials
+from trimtab_operator.cluster.kube import Credentials, Denied, Kube, KubeError, load_credentials
 from trimtab_operator.cluster.leadership import RENEW_S, REQUEST_PAUSES_S, REQUEST_TIMEOUT_S, Leadership
 from trimtab_operator.cluster.metrics import OperatorMetrics
 from trimtab_operator.cluster.observe import Key, Observer, RunIndex
 from trimtab_operator.cluster.periodic import Periodic
+from trimtab_operator.cluster.places import Place, Places
 from trimtab_operator.cluster.reconcile import Reconciler
 from trimtab_operator.cluster.resync import Resync
 from trimtab_operator.cluster.slo import FIRST_S, PERIOD_S, SloWatch
 from trimtab_operator.cluster.slots import Slots
 from trimtab_operator.cluster.store import Store
+from trimtab_operator.cluster.watch_rights import WatchRights
 from trimtab_operator.cluster.worker import Workers, WorkQueue
 from trimtab_operator.errors import OperatorError
 from trimtab_operator.plan.cluster import Settings
@@ -48,9 +51,11 @@ from trimtab_operator.plan.tuner_pod import Tuner
 logger = logging.getLogger(__name__)
 
 START_RETRY_S = 2.0
+PLACES_S = 2.0
 OVERDUE_S = 15.0
 STOP_S = 20.0  # for reconciles under way
 LEASE_STOP_S = 10.0  # two tries at a request of the Lease
+_TRIED = re.compile(r"Request attempt #(\d+)\b.* failed; will retry")
 _RECORD_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
@@ -166,8 +171,11 @@ class Operator:
         self._queue: WorkQueue[Key] = WorkQueue()
         self._index = RunIndex()
         self._store = Store()
+        self._places = Places(namespaces, self._away)
+        for place in self._places.all:
+            self.metrics.away(place, False)
         self._resync = Resync(
-            self._plain, namespaces, self._index, self._look_anew, arguments.resync,
+            self._plain, self._places, self._index, self._look_anew, arguments.resync,
             on_done=lambda: self.metrics.last_resync.set(time.time()),
         )  # fmt: skip
         self._slo: SloWatch | None = None
@@ -177,11 +185,13 @@ class Operator:
         self._fleet = FleetSwitch(
             self._plain, self._home, arguments.fleet_config_map, self._switched, self._complain
         )
-        self._slots = Slots(arguments.max_concurrent_runs, self._index, self._queue.add)
+        self._slots = Slots(arguments.max_concurrent_runs, self._index, self._queue.add, self._places.away)
+        watches = WatchRights(self._plain, self._places, self._resync, self._store, self._queue.add)
         self._periodic = [
             Periodic("resync", self._resync.turn, arguments.resync),
             Periodic("fleet", self._fleet.turn, POLL_S),
-            Periodic("overdue", self._ask_again, OVERDUE_S),
+            Periodic("places", self._resync.retry, PLACES_S),
+            Periodic("overdue", watches.turn, OVERDUE_S),
         ]
         if self._slo is not None:
             self._periodic.append(Periodic("SLO", self._slo.turn, PERIOD_S, FIRST_S))
@@ -231,17 +241,11 @@ class Operator:
 
     def not_ready(self) -> str | None:
         """Why no service is looked at; a follower is ready, since it can take over."""
-        return None if self._watching else "not watching yet"
+        return self._places.nowhere() if self._watching else "not watching yet"
 
     def _render(self) -> bytes:
         self.metrics.queue.set(len(self._queue))
         return self.metrics.render()
-
-    def _ask_again(self) -> None:
-        """Before a watch is taken for dead: whether what it owes is there at all."""
-        self._resync.ask_again()
-        for key in self._store.overdue():
-            self._queue.add(key)
 
     # Start
 
@@ -297,13 +301,22 @@ class Operator:
         )
         leadership = self._leadership
 
+        def look(key: Key) -> float | None:
+            if self._places.away(key.namespace):
+                return None  # every look is owed anew once it can be listed again
+            try:
+                return reconciler.reconcile(key)
+            except Denied:
+                self._places.doubt(key.namespace)
+                raise
+
         def observe(result: str, seconds: float) -> None:
             self.metrics.reconciles.labels(result).inc()
             self.metrics.reconcile_seconds.observe(seconds)
 
         self._workers = Workers(
             self._queue,
-            reconciler.reconcile,
+            look,
             self._arguments.workers,
             may_work=(lambda: leadership.leading) if leadership is not None else (lambda: True),
             observe=observe,
@@ -362,6 +375,12 @@ class Operator:
         if leading:
             for key in {*self._resync.known(), *self._index.contenders(), *self._store.known()}:
                 self._queue.add(key)
+
+    def _away(self, place: Place, away: bool) -> None:
+        """Looks in a namespace end, or begin again: their places among runs are free, and its services are not counted."""
+        self.metrics.away(place, away)
+        if away:
+            self._slots.wake()
 
     def _switched(self, switch: Switch) -> None:
         """The fleet's switch was thrown: those with runs first."""
@@ -476,8 +495,18 @@ class _TextFormatter(logging.Formatter):
         return f"{super().format(record)} {fields}".rstrip()
 
 
+def _not_again(record: logging.LogRecord) -> bool:
+    """kopf says each time that a watch's request has failed, for as long as it fails; the first time is enough."""
+    if not record.name.startswith("kopf"):
+        return True
+    found = _TRIED.match(record.getMessage())
+    return found is None or found[1] == "1"
+
+
 def _configure_logging(form: str, level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
+    if level != "debug":
+        handler.addFilter(_not_again)
     handler.setFormatter(
         _JsonFormatter() if form == "json" else _TextFormatter("%(asctime)s %(levelname)s %(message)s")
     )

@@ -67,6 +67,12 @@ class OperatorMetrics:
             "When all services were last listed",
             registry=registry,
         )
+        self.refused = Gauge(
+            "trimtab_operator_namespace_refused",
+            "1 while the API server refuses to list services or runs there",
+            ["namespace"],
+            registry=registry,
+        )
         self.services = Gauge(
             "trimtab_operator_services",
             "Services by reason of condition Ready",
@@ -103,6 +109,14 @@ class OperatorMetrics:
         """A service that is gone."""
         with self._lock:
             self._ready.pop(key, None)
+
+    def away(self, namespace: str | None, away: bool) -> None:
+        """Whether nothing can be known of a namespace (None: of any). Its services are counted again once they are looked at."""
+        self.refused.labels(namespace or "all").set(away)
+        if away:
+            with self._lock:
+                for key in [key for key in self._ready if namespace in (None, key.namespace)]:
+                    del self._ready[key]
 
     def leads(self, leading: bool) -> None:
         """Whether this process may write. One that may not speaks of no service: it would count again what the leader counts."""

@@ -81,11 +81,13 @@ class RunIndex:
                 name for name, known in self._runs.get(key, {}).items() if known.contender is not None
             )
 
-    def replace(self, runs: Iterable[Mapping[str, Any]], mark: int) -> None:
-        """Start over from a list of all runs that was asked for at `mark`; what was told since then stays."""
+    def replace(self, runs: Iterable[Mapping[str, Any]], mark: int, namespace: str | None = None) -> None:
+        """Start over from a list of all runs (of a namespace) that was asked for at `mark`; what was told since then stays."""
         listed = [(*_place(run), Contender.of(read_run(run))) for run in runs]
         with self._lock:
             for key, known in list(self._runs.items()):
+                if namespace not in (None, key.namespace):
+                    continue
                 later = {name: one for name, one in known.items() if one.serial > mark}
                 if later:
                     self._runs[key] = later

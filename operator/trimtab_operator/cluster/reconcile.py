@@ -100,7 +100,10 @@ class Reconciler:
         self, key: Key, service: InferenceService, resource: Json, previous: ServiceStatus
     ) -> float | None:
         refusals = self._refusals.setdefault(key, {})
-        observed, decision = self._decide(service, previous, refusals)
+        try:
+            observed, decision = self._decide(service, previous, refusals)
+        except Denied as error:
+            return self._denied(service, resource, previous, error)
         if decision.changes.taken:
             self._stop(service, resource, previous, decision.changes.taken, names.NAME_TAKEN)
             return NAME_RETRY_S
@@ -113,9 +116,7 @@ class Reconciler:
             self._stop(service, resource, previous, _findings(error), names.INVALID_SPEC)
             return None
         except Denied as error:
-            findings = (Finding(error.reason or "Forbidden", error.status, error.message),)
-            self._stop(service, resource, previous, findings, names.API_DENIED)
-            return NAME_RETRY_S
+            return self._denied(service, resource, previous, error)
         problem = self._observer.monitors.write(service, decision.monitors)
         if problem is not None:
             observed = replace(observed, monitors=replace(observed.monitors, problem=problem))
@@ -151,6 +152,14 @@ class Reconciler:
         soon += [ENGINE_RETRY_S] if retry else []
         soon += [pods.CREATING_PATIENCE_S] if any(map(pods.creating, everybody)) else []
         return max(0.0, min(soon)) if soon else None
+
+    def _denied(
+        self, service: InferenceService, resource: Json, previous: ServiceStatus, error: Denied
+    ) -> float:
+        """Say what may not be read or written; of a namespace in which nothing may be, this raises Denied itself."""
+        findings = (Finding(error.reason or "Forbidden", error.status, error.message),)
+        self._stop(service, resource, previous, findings, names.API_DENIED)
+        return NAME_RETRY_S
 
     def _decide(
         self,

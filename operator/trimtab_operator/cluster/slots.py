@@ -16,9 +16,16 @@ from trimtab_operator.plan.fleet import Contender, contenders, may_act
 
 
 class Slots:
-    """See the module. Thread-safe."""
+    """See the module. Runs of namespaces that are `away` hold no place: nothing renews their candidates. Thread-safe."""
 
-    def __init__(self, limit: int, index: RunIndex, enqueue: Callable[[Key], None]) -> None:
+    def __init__(
+        self,
+        limit: int,
+        index: RunIndex,
+        enqueue: Callable[[Key], None],
+        away: Callable[[str], bool] = lambda namespace: False,
+    ) -> None:
+        self._away = away
         self._limit = limit
         self._index = index
         self._enqueue = enqueue
@@ -32,6 +39,7 @@ class Slots:
         with self._lock:
             self._held = {k: c for k, c in self._held.items() if c.until_s > now}
             wanting = {**contenders(self._index.contenders(), now), **self._held}
+            wanting = {k: contender for k, contender in wanting.items() if not self._away(k.namespace)}
             held = self._held.get(key)
             wanting[key] = replace(mine, holds=mine.holds or (held is not None and held.uid == mine.uid))
             if key in may_act(wanting, self._limit):
@@ -40,6 +48,13 @@ class Slots:
                 return None
             self._waiting.add(key)
         return f"--max-concurrent-runs {self._limit}: runs of other services act already, or are older"
+
+    def wake(self) -> None:
+        """Those that wait are looked at: others may have lost their places."""
+        with self._lock:
+            woken = list(self._waiting)
+        for key in woken:
+            self._enqueue(key)
 
     def release(self, keys: Iterable[Key]) -> None:
         """These services try nothing now; those that wait are looked at."""

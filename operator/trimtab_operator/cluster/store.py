@@ -211,6 +211,27 @@ class Store:
                 self._services[key].complete_at = None
         return found
 
+    def postpone(self, namespace: str | None, kind: str | None = None) -> None:
+        """No watch may be open there (None: everywhere) on objects of `kind` (None: on any): what they owe counts from now."""
+        now = self._now()
+        with self._lock:
+            for key, service in self._services.items():
+                if namespace in (None, key.namespace):
+                    for name, (version, _) in service.owed.items():
+                        if kind in (None, name[0]):
+                            service.owed[name] = (version, now)
+
+    def debts(self) -> set[tuple[str, str]]:
+        """Namespace and kind of what watches have owed for a while."""
+        latest = self._now() - ASK_AGAIN_S
+        with self._lock:
+            return {
+                (key.namespace, kind)
+                for key, service in self._services.items()
+                for (kind, _), (_, since_s) in service.owed.items()
+                if since_s < latest
+            }
+
     def dead_watch(self, failed_s: float = float("-inf")) -> str | None:
         """Which object a watch has owed for too long; None while all is well. After a request that failed at `failed_s` (by this
         clock) watches too need time to come back."""

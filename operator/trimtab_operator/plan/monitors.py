@@ -30,11 +30,13 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Monitors:
-    """What is there. `kinds`: those that the API server has; `problem`: what went wrong with reading or writing."""
+    """What is there. `kinds`: those that the API server has; `problem`: what went wrong with reading or writing; `unknown`: why it
+    cannot be found out which kinds there are, so that `kinds` is of before."""
 
     kinds: frozenset[str] = frozenset()
     live: Mapping[children.Key, Mapping[str, Any]] = field(default_factory=dict)
     problem: Verdict | None = None
+    unknown: Verdict | None = None
 
 
 def possible(service: str) -> tuple[children.Key, ...]:
@@ -91,6 +93,8 @@ def verdict(service: InferenceService, found: Monitors, decided: children.Change
     monitoring = service.spec.monitoring
     asked = {POD_MONITOR: monitoring.pod_monitor, PROMETHEUS_RULE: monitoring.prometheus_rule}
     missing = [kind for kind, monitor in asked.items() if monitor.enabled and kind not in found.kinds]
+    if missing and found.unknown is not None:
+        return found.unknown
     if missing:
         message = f"the API server has no {' and no '.join(missing)} ({GROUP}/{VERSION}), which spec.monitoring enables"
         return Verdict(False, names.KIND_NOT_FOUND, message)

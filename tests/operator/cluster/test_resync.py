@@ -14,6 +14,7 @@ from trimtab_operator.cluster import kinds, tokens
 from trimtab_operator.cluster.engines import Engines
 from trimtab_operator.cluster.kube import Kube
 from trimtab_operator.cluster.observe import Key, Observer, RunIndex
+from trimtab_operator.cluster.places import Places
 from trimtab_operator.cluster.resync import WATCH_GRACE_S, Resync
 
 pytestmark = pytest.mark.cluster
@@ -26,7 +27,9 @@ def service(kube: Kube, namespace: str, name: str = "chat") -> Json:
 
 def resync(kube: Kube, namespace: str, clock: Clock) -> tuple[Resync, RunIndex, list[Key]]:
     index, asked = RunIndex(), []
-    made = Resync(kube, [namespace], index, lambda key, delay: asked.append(key), 60, now=clock)
+    made = Resync(
+        kube, Places([namespace], now=clock), index, lambda key, delay: asked.append(key), 60, now=clock
+    )
     return made, index, asked
 
 
