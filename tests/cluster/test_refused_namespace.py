@@ -80,9 +80,12 @@ def test_a_namespace_that_is_refused_holds_up_no_other_and_is_served_once_it_may
     def refused() -> float:
         return running.metric(f'{REFUSED}{{namespace="{first.namespace}"}}')
 
-    def said(words: str) -> int:
+    def said(words: str, field: str = "namespace", about: str = first.namespace) -> int:
         lines = map(json.loads, running.log.read_text().splitlines())
-        return sum(one["message"] == words and one["namespace"] == first.namespace for one in lines)
+        return sum(one["message"] == words and one[field] == about for one in lines)
+
+    def failed_looks() -> int:
+        return said("reconcile failed", "service", f"{first.namespace}/chat")
 
     running.start()
     try:
@@ -101,11 +104,13 @@ def test_a_namespace_that_is_refused_holds_up_no_other_and_is_served_once_it_may
         wait_until(lambda: refused() == 1)
         edit(second, 256)
         wait_until(lambda: looked_at(second))
+        failed = failed_looks()
         # All of it goes.
         cluster.kubectl("delete", "namespace", first.namespace, timeout_s=120)
         edit(second, 300)
         wait_until(lambda: looked_at(second))
         assert (refused(), said("namespace may not be looked at")) == (1, 2), "once each time"
+        assert failed_looks() == failed, "nobody tries in vain for months"
         assert running.healthy()
 
         cluster.kubectl("create", "namespace", first.namespace)

@@ -45,6 +45,7 @@ class Leadership:
         self._seen: tuple[object, object] = (None, None)  # holder and renewTime, as last changed
         self._seen_s = float("-inf")
         self._was_leading = False
+        self._said: str | None = None  # of the last turn: a refusal may stand for long
 
     @property
     def leading(self) -> bool:
@@ -77,7 +78,11 @@ class Leadership:
             if self._ask(began):
                 self._safe_until = began + SAFE_S
         except KubeError as error:
-            logger.warning("lease not renewed", extra={"error": str(error)})
+            if str(error) != self._said:
+                logger.warning("lease not renewed", extra={"error": str(error)})
+            self._said = str(error)
+        else:
+            self._said = None
         if self.leading != self._was_leading:
             self._was_leading = self.leading
             logger.info("leading" if self.leading else "not leading", extra={"identity": self._identity})

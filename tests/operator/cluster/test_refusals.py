@@ -10,16 +10,24 @@ from typing import Any
 import pytest
 
 from support.clock import Clock
+from support.cluster.story import condition, wait_until
 from support.kube_api import TENANT, KubeApi
 from support.services import resource, run_resource
 from trimtab_operator import names
-from trimtab_operator.cluster import kinds
-from trimtab_operator.cluster.kube import Kube, KubeError, load_credentials
-from trimtab_operator.cluster.observe import RunIndex
+from trimtab_operator.api.status import Resolved
+from trimtab_operator.cluster import kinds, tokens
+from trimtab_operator.cluster.engines import Engines
+from trimtab_operator.cluster.events import Recorder
+from trimtab_operator.cluster.kube import Denied, Kube, KubeError, load_credentials
+from trimtab_operator.cluster.leadership import Leadership
+from trimtab_operator.cluster.metrics import OperatorMetrics
+from trimtab_operator.cluster.observe import Observer, RunIndex
 from trimtab_operator.cluster.places import PAUSES_S, Places
+from trimtab_operator.cluster.reconcile import Reconciler
 from trimtab_operator.cluster.resync import Resync
 from trimtab_operator.cluster.store import WATCH_GRACE_S, Key, Store
 from trimtab_operator.cluster.watch_rights import WatchRights
+from trimtab_operator.plan.cluster import Settings
 
 pytestmark = pytest.mark.cluster
 Json = dict[str, Any]
@@ -72,7 +80,6 @@ def tenant(api: KubeApi, kube: Kube, tmp_path: Path) -> Tenant:
 @pytest.fixture
 def until_taken_up(tenant: Tenant) -> Callable[[str, bool], None]:
     """An API server takes a binding up a moment later."""
-    from support.cluster.story import wait_until
 
     def wait(namespace: str, allowed: bool) -> None:
         def may() -> bool:
@@ -157,6 +164,32 @@ def test_where_everything_is_refused_no_process_would_do_better_and_where_nobody
     assert places.refusals() == {}
 
 
+def test_what_a_look_may_not_read_is_a_condition_as_what_it_may_not_write_is(
+    tenant: Tenant, kube: Kube, until_taken_up: Callable[[str, bool], None]
+) -> None:
+    status = OURS | {"resources": ["inferenceservices/status", "tuningruns/status"], "verbs": ["patch"]}
+    events = {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]}
+    grant(kube, tenant.a, OURS, status, events)
+    until_taken_up(tenant.a, True)
+    signer = tokens.Signer.new()
+    engines = Engines(signer)
+    observer = Observer(tenant.kube, engines, tenant.index, tenant.store)
+    settings = Settings(Resolved(image="engine:1"), signer.public_pem)
+    look = Reconciler(
+        tenant.kube, engines, observer, settings, Recorder(tenant.kube, "test"), OperatorMetrics()
+    ).reconcile
+    assert look(tenant.key(tenant.a)) is not None, "it is asked again"
+    found = kube.get(kinds.SERVICE, tenant.a, "chat")
+    assert found is not None
+    told = condition(found, names.STALLED)
+    assert (told["status"], told["reason"]) == ("True", names.API_DENIED)
+    assert f'in the namespace "{tenant.a}"' in told["message"]
+    grant(kube, tenant.a)
+    until_taken_up(tenant.a, False)
+    with pytest.raises(Denied):
+        look(tenant.key(tenant.a))
+
+
 @pytest.mark.parametrize("verbs", [[], ["list"], ["list", "watch"]])
 def test_a_watch_that_may_not_be_open_is_not_taken_for_dead(
     tenant: Tenant, kube: Kube, until_taken_up: Callable[[str, bool], None], verbs: list[str]
@@ -179,6 +212,23 @@ def test_a_watch_that_may_not_be_open_is_not_taken_for_dead(
     tenant.clock.now_s += WATCH_GRACE_S / 2 + 1
     dead = tenant.store.dead_watch()
     assert (dead is not None) == (verbs == ["list", "watch"]), "one that may be open and says nothing is dead"
+
+
+def test_a_lease_that_is_refused_is_said_once_and_held_once_it_may_be(
+    tenant: Tenant, kube: Kube, caplog: pytest.LogCaptureFixture
+) -> None:
+    leadership = Leadership(tenant.kube, tenant.a, "lease", "a", now=tenant.clock)
+    for _ in range(3):
+        leadership.turn()
+    assert [record.getMessage() for record in caplog.records] == ["lease not renewed"]
+    leases = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]}  # fmt: skip
+    grant(kube, tenant.a, leases)
+
+    def leads() -> bool:
+        leadership.turn()
+        return leadership.leading
+
+    wait_until(leads)
 
 
 @pytest.mark.parametrize("verb", ["get", "watch"])
