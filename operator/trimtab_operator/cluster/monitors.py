@@ -97,14 +97,14 @@ class MonitorObjects:
         if self._now() < until_s:
             return Monitors(problem=trouble)
         if not fresh and known is not None and known[0] == state and known[1].kinds == present:
-            return replace(known[1], unknown=unknown)
-        found = self._read(present, key)
+            return known[1] if known[1].unknown == unknown else replace(known[1], unknown=unknown)
+        found = replace(self._read(present, key), unknown=unknown)
         with self._lock:
             if found.problem is None:
                 self._known[key] = (state, found)
             else:
                 self._known.pop(key, None)
-        return replace(found, unknown=unknown)
+        return found
 
     def forget(self, key: Key) -> None:
         """Read anew at the next look; or the service is gone."""
