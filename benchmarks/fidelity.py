@@ -4,10 +4,15 @@ Azure 2023 conversation lengths divided by 8 (see azure_traces.py for where they
 serve them (`--divide-lengths` for a slower machine). One engine a replay, each with `--record-steps`:
 
     full queue   lengths of seed 1, all at once            held out: capacity, requests finished a second; `--load` is a share of it
-    calibration  Poisson arrivals, lengths of seed 0: the step-time model, the scatter of steps around it, and the constant
-                 delays of the way in and out are fitted to this alone
+    before       Poisson arrivals, lengths of seed 0: the step-time model, the scatter of steps around it, and the constant
+                 delays of the way in and out are fitted to such replays alone
     uniform      lengths of seed 1, evenly spaced          held out: simulated from the trace, then compared
-    bursty       the same requests, Gamma gaps of CV 3     held out, at the same mean rate
+    between      as before, other arrivals and lengths
+    bursty       the requests of uniform, gaps of CV 3     held out, at the same mean rate
+    after        as before, other arrivals and lengths
+
+Each held-out replay stands between the two calibrations that it is simulated by, so that a machine which becomes steadily slower or
+faster meanwhile is the same for both sides; the full queue is simulated by the one next to it.
 
 Errors are signed: simulated / measured - 1 for each quantile, so that they cannot cancel. Simulations are repeated with other
 draws of the scatter and their quantiles averaged; those without scatter are reported too. `step_time_drift` says how much longer the
@@ -20,6 +25,7 @@ other jobs are part of what is measured: run this on a quiet machine. `make benc
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -174,14 +180,16 @@ def main() -> None:
         full = bench.measure("full queue", at_once(requests(1, 1.0)), 13)
         rate_rps = options.load * capacity_rps(full.result)
         say(f"{capacity_rps(full.result):.2f} requests a second; replaying at {rate_rps:.2f}")
-        calibrated = bench.measure("calibration", requests(0, rate_rps), 10)
-        learnt = calibrate(calibrated)
         held_out = requests(1, rate_rps)
-        measured = {
-            "uniform": bench.measure("uniform", retime(held_out, "uniform"), 11),
-            "bursty": bench.measure("bursty", retime(held_out, "gamma:3", 1), 12),
-        }
-        errors = {name: compare_quantiles(bench, each, learnt) for name, each in measured.items()}
+        first = bench.measure("before", requests(0, rate_rps), 10)
+        uniform = bench.measure("uniform", retime(held_out, "uniform"), 11)
+        second = bench.measure("between", requests(2, rate_rps), 14)
+        bursty = bench.measure("bursty", retime(held_out, "gamma:3", 1), 12)
+        third = bench.measure("after", requests(3, rate_rps), 15)
+        measured = {"uniform": uniform, "bursty": bursty}
+        around = {"uniform": calibrate(first, second), "bursty": calibrate(second, third)}
+        learnt = calibrate(first)
+        errors = {name: compare_quantiles(bench, each, around[name]) for name, each in measured.items()}
         capacity = {
             "measured": capacity_rps(full.result),
             "simulated": statistics.fmean(
@@ -189,10 +197,13 @@ def main() -> None:
                 for seed in range(SCATTER_DRAWS)
             ),
         }
-        drift = {
-            name: drift_of(each, learnt.model) for name, each in {**measured, "full queue": full}.items()
+        drift = {name: drift_of(each, around[name].model) for name, each in measured.items()}
+        drift["full queue"] = drift_of(full, learnt.model)
+        drift |= {
+            "between, by before": drift_of(second, learnt.model),
+            "after, by before": drift_of(third, learnt.model),
         }
-        identity = identities([calibrated, *measured.values(), full])
+        identity = identities([first, second, third, *measured.values(), full])
     worst = {
         key: max((rows["error"][key.removesuffix("_error")] for rows in errors.values()), key=abs)
         for key in LIMITS
@@ -236,17 +247,23 @@ def capacity_rps(result: ReplayResult) -> float:
     return len(result.requests) / max(request.finish_s or 0.0 for request in result.requests)
 
 
-def calibrate(measured: Measured) -> Calibration:
-    """Fit steps, their scatter and the delays to one replay."""
+def calibrate(*measured: Measured) -> Calibration:
+    """Fit steps, their scatter and the delays to one replay, or to several that weigh the same."""
     fit = StepTimeFit()
-    steps = recorded_steps(measured.record)
-    for step in steps:
+    records = [recorded_steps(each.record) for each in measured]
+    # The fit forgets, so the replays take turns: none is the latest.
+    for step in (step for turn in itertools.zip_longest(*records) for step in turn if step is not None):
         fit.observe(step.features, step.duration_s, disturbed=False)
     if fit.model is None:
         raise SystemExit("the calibration has too few steps to fit")
     model = fit.model
-    scatter = Scatter(model, ((step.features, step.duration_s) for step in steps))
-    return Calibration(model, scatter, delays_of(measured))
+    scatter = Scatter(model, ((step.features, step.duration_s) for record in records for step in record))
+    delays = [delays_of(each) for each in measured]
+    mean = Delays(
+        statistics.fmean(each.ingress_s for each in delays),
+        statistics.fmean(each.egress_s for each in delays),
+    )
+    return Calibration(model, scatter, mean)
 
 
 def delays_of(measured: Measured) -> Delays:
@@ -366,7 +383,7 @@ def table(
         f"replay at {shape['rate_rps']} a second ({shape['load']:.0%} of what a full queue reaches), budget {shape['budget']}, "
         f"{shape['policy']}.",
         "",
-        "Signed errors, simulated / measured - 1, on held-out traces; fitted to another trace's replay.",
+        "Signed errors, simulated / measured - 1, on held-out traces; fitted to replays of other traces right before and after.",
         "",
         "| trace | figure | measured s | simulated s | error | without scatter | limit |",
         "|---|---|---:|---:|---:|---:|---:|",
@@ -385,7 +402,7 @@ def table(
         f"{figures['identical_batches_free_running']:.2%} from arrivals and step times alone. "
         f"Missed: {', '.join(map(str, figures['missed'])) or 'nothing'}.",  # type: ignore[call-overload]
         "",
-        f"Steps took longer than the model says by (held-out replays, the machine's drift): {figures['step_time_drift']}.",
+        f"Steps took longer than the model says by (the machine's drift): {figures['step_time_drift']}.",
         "",
         made_by(before),
         "",
