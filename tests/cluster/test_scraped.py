@@ -72,7 +72,13 @@ def check_labels(url: str, namespace: str) -> None:
 
 def check_rules(url: str) -> None:
     """Prometheus evaluates every alert without an error, and none fires at rest."""
-    rules = [rule for group in ask(url, "rules")["groups"] for rule in group["rules"]]
+
+    def listed() -> list[Json]:
+        return [rule for group in ask(url, "rules")["groups"] for rule in group["rules"]]
+
+    # Each group has its own moment within its interval.
+    wait_until(lambda: "unknown" not in {rule["health"] for rule in listed()})
+    rules = listed()
     assert rules
     assert {rule["health"] for rule in rules} == {"ok"}, rules
     assert [rule["name"] for rule in rules if rule["state"] == "firing"] == []

@@ -43,7 +43,7 @@ WORKER = "roles,rolebindings,serviceaccounts,secrets,jobs,pods"
 RUN = "serving.trimtab.dev/run"
 
 
-def wait_run(kubectl: Kubectl, name: str, reason: str, timeout_s: float = 90.0) -> Json:
+def wait_run(kubectl: Kubectl, name: str, reason: str, timeout_s: float = 120.0) -> Json:
     """Until Ready has that reason → the run."""
     return kubectl.wait_for(
         reason,
@@ -164,12 +164,9 @@ def test_a_worker_has_the_rights_that_it_needs_and_no_others(chat: Kubectl, runn
     )
 
     # One acts at a time; the next one begins when the first is deleted, in the middle of a candidate.
-    behind = condition(chat.get("trun", "waits-3"), "Ready")
-    assert (behind["reason"], behind["message"]) == (
-        names.WAITING_FOR_RUN,
-        "run waits-2 of this service comes first",
-    )
-    assert told(chat, "waits-3") == [names.WAITING_FOR_RUN]
+    behind = wait_run(chat, "waits-3", names.WAITING_FOR_RUN)
+    assert condition(behind, "Ready")["message"] == "run waits-2 of this service comes first"
+    wait_until(lambda: told(chat, "waits-3") == [names.WAITING_FOR_RUN])
     until = rfc3339(time.time() + 110)
     write_status(
         chat, "waits-2", candidate={"trial": 0, "config": {"maxNumBatchedTokens": 128}, "until": until}
@@ -177,7 +174,7 @@ def test_a_worker_has_the_rights_that_it_needs_and_no_others(chat: Kubectl, runn
     wait_until(lambda: budgets(running, chat) == [128, 128])
     chat("delete", "trun", "waits-2")
     wait_until(lambda: budgets(running, chat) == [BUDGET, BUDGET])
-    wait_until(lambda: chat.items(WORKER, "-l", f"{RUN}=waits-2") == [], 90)
+    wait_until(lambda: chat.items(WORKER, "-l", f"{RUN}=waits-2") == [])
     wait_until(lambda: works(chat, "waits-3"))
     wait_until(lambda: {"RunStarted", names.WAITING_FOR_RUN} <= set(told(chat, "waits-3")))
     # A Job that somebody deletes is made again, with fresh tokens: those that are there may not be read.
@@ -248,14 +245,14 @@ def test_what_keeps_a_worker_from_starting_stands_in_its_run(chat: Kubectl, runn
         assert said.startswith("its worker's pod: image registry.example/absent:1: ImagePullBackOff: ")
         assert said.endswith("; it is the operator's --tuner-image (the chart's images.tuner)")
     # The next release has it right, and the same run goes on.
-    wait_until(lambda: works(chat, "waits-5"), 90)
+    wait_until(lambda: works(chat, "waits-5"))
     going = wait_run(chat, "waits-5", "Running")
     assert condition(going, "Stalled")["status"] == "False"
     assert going["status"]["startTime"] == found["status"]["startTime"], "its time limit counts on"
     assert lives(chat) == before
     # Its mind is changed, and the worker is gone.
     chat("annotate", "trun", "waits-5", f"{names.ANNOTATION_WORKER}=none")
-    wait_until(lambda: chat.items("jobs,pods", "-l", f"{RUN}=waits-5") == [], 60)
+    wait_until(lambda: chat.items("jobs,pods", "-l", f"{RUN}=waits-5") == [])
 
 
 def test_a_worker_that_fits_on_no_node_or_is_killed_for_memory_says_so_until_another_takes_its_place(
@@ -326,7 +323,7 @@ def test_a_trace_that_is_not_there_is_named_and_a_worker_begins_once_it_is(chat:
     told = wait_run_said(chat, "waits-6", "monday.jsonl")
     assert condition(told, "Ready")["reason"] == names.FAILED_MOUNT
     chat.apply(config_map("traffic", **{"monday.jsonl": "{}"}))
-    wait_until(lambda: works(chat, "waits-6"), 90)
+    wait_until(lambda: works(chat, "waits-6"))
     wait_run(chat, "waits-6", "Running")
 
 
