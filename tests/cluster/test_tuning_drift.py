@@ -45,8 +45,8 @@ def test_targets_that_are_missed_for_long_enough_make_one_run(
     labels = {"namespace": kubectl.namespace, "pod": pod["metadata"]["name"]}
     url, before = address(kubectl), running.options
     targets = [f"http://{pod['status']['podIP']}:8000/metrics"]
-    # All the while, so that there is a verdict at any moment.
-    with Traffic(url, tokens=2), start_prometheus(targets, labels=labels) as prometheus:
+    # All the while and many times what a verdict needs, so that there is one at any moment.
+    with Traffic(url, clients=3, tokens=2), start_prometheus(targets, labels=labels) as prometheus:
         running.stop()
         running.options = (*before, "--prometheus-url", prometheus)
         try:
@@ -87,7 +87,7 @@ def counted(prometheus: str) -> float:
     """How many of them Prometheus says missed the first token's target within the window."""
     query = f'sum(increase(trimtab_slo_requests_total{{slo="ttft", outcome="violated"}}[{WINDOW_S}s]))'
     found = (
-        httpx.get(f"{prometheus}/api/v1/query", params={"query": query})
+        httpx.get(f"{prometheus}/api/v1/query", params={"query": query}, timeout=60)
         .raise_for_status()
         .json()["data"]["result"]
     )

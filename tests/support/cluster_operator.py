@@ -74,18 +74,18 @@ class OperatorProcess:
 
     def healthy(self) -> bool:
         """What its liveness probe says."""
-        return httpx.get(f"{self.health_url}/healthz").status_code == 200
+        return httpx.get(f"{self.health_url}/healthz", timeout=60.0).status_code == 200
 
     def metric(self, line_start: str) -> float:
         """Sum of the samples whose line starts so."""
-        text = httpx.get(f"{self.health_url}/metrics").text
+        text = httpx.get(f"{self.health_url}/metrics", timeout=60.0).text
         return sum(
             float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(line_start)
         )
 
     def writes(self) -> float:
         """Requests to the API server that could change something, but for its own Lease."""
-        text = httpx.get(f"{self.health_url}/metrics").text
+        text = httpx.get(f"{self.health_url}/metrics", timeout=60.0).text
         lines = [li for li in text.splitlines() if li.startswith("trimtab_operator_api_requests_total")]
         return sum(
             float(li.rpartition(" ")[2])

@@ -23,7 +23,7 @@ from support.cluster.children import Child
 from support.cluster.control_plane import PROXY_NODE, ControlPlane
 from support.cluster.kubectl import Kubectl
 
-_NODE_START_S = 60.0
+_NODE_START_S = 120.0
 ALLOWED_CONTEXTS = "TRIMTAB_ALLOWED_CONTEXTS"
 
 

@@ -25,7 +25,7 @@ from trimtab_operator.plan.manifests import ADMIN_PORT
 
 Json = dict[str, Any]
 _WORKER = "trimtab_engine.worker"
-_FIND_S = 30.0
+_FIND_S = 60.0
 _READ_BACK = """
 import sys, urllib.request
 asked = urllib.request.Request(sys.argv[1], headers={"Authorization": "Bearer " + sys.stdin.read()})

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 Json = dict[str, Any]
-WAIT_S = 90.0  # generous: two cores may be shared
+WAIT_S = 120.0  # generous: two cores may be shared
 
 
 class KubectlError(Exception):

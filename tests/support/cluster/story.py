@@ -31,6 +31,7 @@ CHILDREN = (
 OURS = "serving.trimtab.dev/inferenceservice"
 TUNABLE = {"mode": "Apply", "parameters": [{"name": "maxNumBatchedTokens", "min": 64, "max": 4096}]}
 BUDGET = 512  # of `service`, before anybody changes it
+MAX_GAP_S = 20.0  # in a stream that nothing ends; two cores may be shared
 LEASE_S = 30.0  # what the operator gives a candidate at a time
 
 
@@ -62,7 +63,7 @@ def condition(resource: Json, kind: str) -> Json:
 
 
 def wait_condition(
-    kubectl: Kubectl, kind: str, status: str, reason: str | None = None, name: str = "chat", timeout_s: float = 90.0
+    kubectl: Kubectl, kind: str, status: str, reason: str | None = None, name: str = "chat", timeout_s: float = 120.0
 ) -> Json:  # fmt: skip
     """Until condition `kind` has `status` (and `reason`) → the resource."""
 
@@ -74,7 +75,7 @@ def wait_condition(
     return kubectl.wait_for(what, "infsvc", name, condition=met, timeout_s=timeout_s)
 
 
-def wait_ready(kubectl: Kubectl, name: str = "chat", timeout_s: int = 90) -> Json:
+def wait_ready(kubectl: Kubectl, name: str = "chat", timeout_s: int = 150) -> Json:
     """`kubectl wait` for Ready → the resource; the conditions are in the failure's message."""
     try:
         kubectl("wait", f"infsvc/{name}", "--for=condition=Ready", f"--timeout={timeout_s}s", timeout_s=timeout_s + 10)  # fmt: skip
@@ -126,6 +127,7 @@ def read_back_by(key_file: Path, pod: Json) -> Json:
     answer = httpx.get(
         f"http://{pod['status']['podIP']}:8001/admin/live-config",
         headers={"Authorization": f"Bearer {token}"},
+        timeout=60.0,
     )
     answer.raise_for_status()
     found: Json = answer.json()
@@ -149,7 +151,9 @@ def edit_budget(kubectl: Kubectl, tokens: int, name: str = "chat") -> None:
     kubectl("patch", "infsvc", name, "--type=merge", "-p", patch)
 
 
-def wait_until(check: Callable[[], Any], timeout_s: float = 60.0, what: str = "not within the time") -> float:
+def wait_until(
+    check: Callable[[], Any], timeout_s: float = 120.0, what: str = "not within the time"
+) -> float:
     """Poll until `check` is true → seconds that it took."""
     began = time.monotonic()
     while not check():
@@ -167,7 +171,7 @@ def tuning_run(name: str = "chat-1", service: str = "chat", *, worker: bool = Tr
             "spec": {"service": service, **spec}}  # fmt: skip
 
 
-def run_out(kubectl: Kubectl, name: str, timeout_s: float = 90.0) -> Json:
+def run_out(kubectl: Kubectl, name: str, timeout_s: float = 120.0) -> Json:
     """Let the run's time limit be over now, and wait for the run's end → the run. Its time counts from status.startTime, which is moved
     back; the operator may be writing the old one at that moment, so this is repeated."""
     long_ago = json.dumps({"status": {"startTime": rfc3339(time.time() - 25 * 3600)}})

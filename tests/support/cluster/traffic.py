@@ -12,6 +12,8 @@ from typing import Any
 
 import httpx
 
+from support.cluster.story import MAX_GAP_S
+
 Json = dict[str, Any]
 _PAUSE_S = 0.2  # between a client's streams: there are two cores for everybody
 
@@ -47,7 +49,7 @@ class Traffic:
         for thread in self._threads:
             thread.join(90)
 
-    def wait_more(self, streams: int = 3, timeout_s: float = 60.0) -> None:
+    def wait_more(self, streams: int = 3, timeout_s: float = 120.0) -> None:
         """Until so many further streams have ended well: traffic flows now."""
         want, deadline_s = self.count + streams, time.monotonic() + timeout_s
         while self.count < want and not self.failed:
@@ -55,7 +57,7 @@ class Traffic:
             time.sleep(0.05)
         assert self.failed == [], self.failed
 
-    def check(self, max_gap_s: float = 20.0) -> None:
+    def check(self, max_gap_s: float = MAX_GAP_S) -> None:
         """Nothing failed and nothing stood still. The gap's bound is generous: two cores may be shared with a build."""
         assert self.failed == [], self.failed
         assert self.count > 0
