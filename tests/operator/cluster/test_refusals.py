@@ -126,7 +126,10 @@ def test_what_one_namespace_refuses_is_nothing_to_the_other(
 
 
 def test_a_namespace_that_is_refused_keeps_what_is_known_of_it_and_owes_nothing(
-    tenant: Tenant, kube: Kube, until_taken_up: Callable[[str, bool], None]
+    tenant: Tenant,
+    kube: Kube,
+    until_taken_up: Callable[[str, bool], None],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     a, b = tenant.a, tenant.b
     for namespace in (a, b):
@@ -147,6 +150,9 @@ def test_a_namespace_that_is_refused_keeps_what_is_known_of_it_and_owes_nothing(
         assert tenant.resync.dead_watch() is None, "nobody can open the watch of a"
     assert set(tenant.asked) == {tenant.key(b)}
     assert set(tenant.resync.known()) == {tenant.key(a), tenant.key(b)}
+    assert [record.getMessage() for record in caplog.records] == ["namespace may not be looked at"], (
+        "and nothing of each of its watches"
+    )
 
 
 def test_where_everything_is_refused_no_process_would_do_better_and_where_nobody_is_known_one_might(
