@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong. `path` is dotted (`spec.tuning.parameters[0].max`); `allowed` says what would be right."""
+    """One thing that is wrong. `path` is dotted (`spec.tuning.parameters[0].max`); `allowed` says what would be right. `value` is
+    None where nothing was given."""
 
     path: str
     value: object
@@ -22,6 +23,10 @@ class Finding:
 
     def __str__(self) -> str:
         shown, path = repr(self.value), _cut(self.path, 300)
+        if self.value is None:
+            return f"{path}: {self.allowed}"
+        if isinstance(self.value, bool):
+            shown = shown.lower()  # as YAML has it
         if isinstance(self.value, dict | list):
             # A rule over several fields, or an unknown field: what is wrong comes before a long value.
             return f"{path}: {self.allowed}; given {_cut(shown, 200)}"

@@ -30,6 +30,7 @@ from trimtab_operator.errors import Finding, InvalidResource
 from trimtab_operator.plan import cluster, live_push, pods, run_events, runs, workers
 from trimtab_operator.plan import live as plan_live
 from trimtab_operator.plan.events import Happening, transitions
+from trimtab_operator.plan.refused import findings as refused_findings
 from trimtab_operator.plan.status import invalid_status
 from trimtab_operator.plan.worker_job import TOKEN_LIFE_S
 
@@ -113,7 +114,9 @@ class Reconciler:
         except NamespaceGoing:
             return None  # all of it is being deleted, and nothing may be made there any more
         except Refused as error:
-            self._stop(service, resource, previous, _findings(error), names.INVALID_SPEC)
+            what = str(error).partition(":")[0]
+            told = refused_findings(what, error.causes, error.message, decision.changes.apply)
+            self._stop(service, resource, previous, told, names.INVALID_SPEC)
             return None
         except Denied as error:
             return self._denied(service, resource, previous, error)
@@ -157,7 +160,7 @@ class Reconciler:
         self, service: InferenceService, resource: Json, previous: ServiceStatus, error: Denied
     ) -> float:
         """Say what may not be read or written; of a namespace in which nothing may be, this raises Denied itself."""
-        findings = (Finding(error.reason or "Forbidden", error.status, error.message),)
+        findings = (Finding(error.reason or "Forbidden", None, error.message),)
         self._stop(service, resource, previous, findings, names.API_DENIED)
         return NAME_RETRY_S
 
@@ -404,10 +407,3 @@ def _same_but_status(one: Json, other: Json) -> bool:
         for name in {*one["metadata"], *other["metadata"]}
         if name not in unlike
     )
-
-
-def _findings(error: Refused) -> tuple[Finding, ...]:
-    """What the API server found, by its own paths."""
-    if not error.causes:
-        return (Finding(str(error).partition(":")[0], None, error.message),)
-    return tuple(Finding(path or "object", None, message) for path, message in error.causes)
