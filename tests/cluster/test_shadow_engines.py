@@ -252,7 +252,7 @@ def test_a_run_whose_engines_never_find_room_ends_at_its_time_limit_and_says_why
     traffic.check()
     assert over["phase"] == "Stopped"
     ended = wait_reason(chat, "full", "Stalled", names.TIME_LIMIT_REACHED)
-    assert ended.startswith("spec.timeLimit (60 s) is over without a result; until then 0 of 1 shadow pods")
+    assert ended.startswith("spec.timeLimit (1m) is over without a result; until then 0 of 1 shadow pods")
     assert "Insufficient nvidia.com/gpu" in ended
     assert jobs(chat, "full") == []
     assert noticed(running, chat) == before

@@ -233,7 +233,7 @@ def test_a_run_whose_time_is_over_gives_its_candidate_back_and_the_next_one_acts
     wait_until(lambda: policies(running, kubectl) == ["sla-aware", "sla-aware"])
     ended = run_out(kubectl, "late")
     ready, stalled = condition(ended, "Ready"), condition(ended, "Stalled")
-    said = "spec.timeLimit (1800 s) is over without a result"
+    said = "spec.timeLimit (30m) is over without a result"
     assert (ended["status"]["phase"], stalled["status"]) == ("Stopped", "True")
     assert (ready["status"], ready["reason"], ready["message"]) == ("False", names.TIME_LIMIT_REACHED, said)
 

@@ -273,7 +273,7 @@ def test_a_worker_that_fits_on_no_node_or_is_killed_for_memory_says_so_until_ano
         over = run_out(chat, "big-1")
         stalled = condition(over, "Stalled")
         assert (over["status"]["phase"], stalled["reason"]) == ("Stopped", names.TIME_LIMIT_REACHED)
-        until = "spec.timeLimit (7200 s) is over without a result; until then its worker's pod: "
+        until = "spec.timeLimit (2h) is over without a result; until then its worker's pod: "
         assert stalled["message"].startswith(until)
         assert stalled["message"].endswith(asks)
         wait_until(lambda: chat.items("jobs,pods", "-l", f"{RUN}=big-1") == [])

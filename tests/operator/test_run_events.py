@@ -70,7 +70,7 @@ def test_a_run_is_told_from_its_turn_to_its_verdict_and_its_trials_are_not() -> 
     assert story.look(acts=False, obstacle=second) == [], "the reason is the same"
     [begun] = story.told(worker=RUNNING)
     assert (begun.severity, begun.reason) == ("Normal", run_events.STARTED)
-    assert begun.message == "evaluator Live, up to 3 candidates, for 3600 s at most"
+    assert begun.message == "evaluator Live, up to 3 candidates, for 1h at most"
     for state in ("Running", "Complete", "Failed"):
         assert story.look({"trials": [trial(0, state)]}, worker=RUNNING) == []
     quiet = (names.QUIET_TIME, "spec.tuning.limits.notDuring[0] is in force until four")

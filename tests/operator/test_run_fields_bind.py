@@ -224,7 +224,7 @@ def test_an_overdue_run_stops_for_good_and_lets_the_next_one_act() -> None:
     status = runs.run_status(overdue, acts=False, refusal=None, now=rfc3339(T0 + 61))
     stalled = next(c for c in status["conditions"] if c["type"] == names.STALLED)
     assert (status["phase"], stalled["reason"]) == ("Stopped", names.TIME_LIMIT_REACHED)
-    assert "spec.timeLimit (60 s)" in stalled["message"]
+    assert "spec.timeLimit (1m)" in stalled["message"]
     again = run({**candidate(maxNumBatchedTokens=128), **status}, timeLimit="1m")
     assert runs.run_status(again, acts=False, refusal=None, now=rfc3339(T0 + 99)) == status, "at rest"
     waiting = run()

@@ -123,6 +123,21 @@ def test_which_runs_a_service_allows(evaluator: str, mode: str, extra: int, path
     assert workers.not_allowed(given, begun) == ()
 
 
+def test_a_run_that_turns_what_the_service_does_not_allow_says_so_at_once_and_whose_fields_are_meant() -> (
+    None
+):
+    made = run(parameters=[{"name": "longPrefillTokenThreshold", "min": 0, "max": 64}])
+    found = workers.obstacle(service("Off", 0), made, ACTIVE, ready=1)
+    assert found is not None
+    assert (found.reason, found.stalled) == (names.NOT_ALLOWED_BY_SERVICE, True)
+    mode, parameter = found.message.split("; spec.")
+    assert mode.startswith("InferenceService chat: spec.tuning.mode: 'Off' is not allowed")
+    assert parameter.startswith(
+        "parameters[0].name: 'longPrefillTokenThreshold' is not allowed; one that the service lets be tuned"
+    )
+    assert "InferenceService chat: spec.tuning.parameters has maxNumBatchedTokens" in parameter
+
+
 def test_a_halt_and_a_service_that_cannot_be_measured_let_runs_wait() -> None:
     made = run()
     for halted, fleet in (
@@ -313,13 +328,13 @@ def test_at_the_time_limit_a_run_says_what_it_could_not_go_on_for() -> None:
     over = run(status={**first, "startTime": moment(5 - 7200)})
     said = told(look(over)[1])
     assert said[:2] == ("Stopped", names.TIME_LIMIT_REACHED)
-    assert said[2] == ("spec.timeLimit (7200 s) is over without a result; until then its worker's pod: "
+    assert said[2] == ("spec.timeLimit (2h) is over without a result; until then its worker's pod: "
                        "0/2 nodes are available: 2 Insufficient cpu.")  # fmt: skip
     # One that was on its way has nothing to add.
     for worker in (Worker(job()), Worker(job(), (RUNNING,))):
         first = look(run(), workers={"chat-1": worker}, worker_pods=worker.pods)[1].run_statuses["chat-1"]
         over = run(status={**first, "startTime": moment(5 - 7200)})
-        assert told(look(over)[1])[2] == "spec.timeLimit (7200 s) is over without a result"
+        assert told(look(over)[1])[2] == "spec.timeLimit (2h) is over without a result"
 
 
 def test_a_run_counts_its_time_from_its_workers_beginning_and_runs_while_it_does() -> None:

@@ -265,7 +265,7 @@ def test_engines_without_a_place_are_told_of_until_the_time_limit_and_then_too()
     assert world.run_status["phase"] == "Stopped"
     status, reason, message = world.reason(names.STALLED)
     assert (status, reason) == ("True", names.TIME_LIMIT_REACHED)
-    assert message == f"spec.timeLimit (3600 s) is over without a result; until then {said}"
+    assert message == f"spec.timeLimit (1h) is over without a result; until then {said}"
     assert world.objects == {}
 
 

@@ -15,6 +15,7 @@ from trimtab_operator.api.run import RunSpec
 from trimtab_operator.api.status import Condition
 from trimtab_operator.plan.events import Happening
 from trimtab_operator.plan.workers import FINISHED
+from trimtab_operator.quantities import format_duration
 
 STARTED, PRUNED = "RunStarted", "CandidatePruned"
 #: Reasons with which a run is on its way; every other one says what it waits for.
@@ -50,7 +51,8 @@ def transitions(run: TuningRun | InvalidRun, status: Mapping[str, Any]) -> list[
 def _begun(spec: RunSpec, before: RunStatus, after: RunStatus) -> list[Happening]:
     if after.start_time is None or before.start_time is not None:
         return []
-    limit = f"evaluator {spec.evaluator}, up to {spec.max_trials} candidates, for {spec.time_limit_s:.0f} s at most"
+    longest = format_duration(spec.time_limit_s)
+    limit = f"evaluator {spec.evaluator}, up to {spec.max_trials} candidates, for {longest} at most"
     return [Happening("Normal", STARTED, limit)]
 
 

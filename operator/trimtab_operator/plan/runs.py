@@ -19,6 +19,7 @@ from trimtab_operator.plan import live as plan_live
 from trimtab_operator.plan import workers
 from trimtab_operator.plan.pods import unix
 from trimtab_operator.plan.workers import Account, Obstacle
+from trimtab_operator.quantities import format_duration
 
 Json = dict[str, Any]
 _PROMOTING = ("Applied", "Recommended")
@@ -104,15 +105,15 @@ def offer(
 
 def _tuning_findings(service: InferenceService, run: TuningRun, fleet: plan_live.Switch) -> list[Finding]:
     """Why nothing may be tried on the service, or on engines of the run's own, now."""
-    tuning, findings = service.spec.tuning, []
+    tuning, theirs, findings = service.spec.tuning, workers.path_in(service), []
     halt = plan_live.switch(service.metadata.annotations, fleet)
     if halt.state != "active":
         findings.append(Finding(halt.by, halt.state, "active, to try a candidate"))
     if run.spec.evaluator == "Shadow":
         if tuning.mode == "Off":
-            findings.append(Finding("spec.tuning.mode", "Off", "any other, to try a candidate"))
+            findings.append(Finding(f"{theirs}.mode", "Off", "any other, to try a candidate"))
     elif tuning.mode not in ("Canary", "Apply"):
-        findings.append(Finding("spec.tuning.mode", tuning.mode, "Canary or Apply, to try a candidate"))
+        findings.append(Finding(f"{theirs}.mode", tuning.mode, "Canary or Apply, to try a candidate"))
     return findings
 
 
@@ -301,7 +302,7 @@ class _End:
             assert run.status.result is not None
             return run.status.result.verdict or "", self.outcome
         if _overdue(run, now):
-            message = f"spec.timeLimit ({run.spec.time_limit_s:.0f} s) is over without a result"
+            message = f"spec.timeLimit ({format_duration(run.spec.time_limit_s)}) is over without a result"
             # What it could not go on for is no less true now, and nobody can look at its worker any more.
             if said is not None and said.message and (said.reason, said.message) not in _usual(run):
                 message += f"; until then {said.message}"

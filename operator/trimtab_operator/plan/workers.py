@@ -72,17 +72,25 @@ def not_allowed(service: InferenceService, run: TuningRun) -> tuple[Finding, ...
     if not wanted(run) or run.status.start_time is not None or run.status.candidate is not None:
         return ()
     tuning, evaluator, found = service.spec.tuning, run.spec.evaluator, list[Finding]()
+    theirs = path_in(service)
     if evaluator == "Live" and tuning.mode not in _CANDIDATES:
-        found.append(
-            Finding("spec.tuning.mode", tuning.mode, "Canary or Apply, for a run with evaluator Live")
-        )
+        found.append(Finding(f"{theirs}.mode", tuning.mode, "Canary or Apply, for a run with evaluator Live"))
     if evaluator == "Shadow":
         if tuning.mode == "Off":
-            found.append(Finding("spec.tuning.mode", "Off", "any other, for a run with evaluator Shadow"))
+            found.append(Finding(f"{theirs}.mode", "Off", "any other, for a run with evaluator Shadow"))
         if tuning.limits.extra_replicas < 1:
             allowed = "at least 1, for a run with evaluator Shadow"
-            found.append(Finding("spec.tuning.limits.extraReplicas", tuning.limits.extra_replicas, allowed))
+            found.append(Finding(f"{theirs}.limits.extraReplicas", tuning.limits.extra_replicas, allowed))
+    known = [parameter.name for parameter in tuning.parameters]
+    foreign = [(n, p.name) for n, p in enumerate(run.spec.parameters) if p.name not in known]
+    allowed = f"one that the service lets be tuned: {theirs}.parameters has {', '.join(known) or 'none'}"
+    found += [Finding(f"spec.parameters[{number}].name", name, allowed) for number, name in foreign]
     return tuple(found)
+
+
+def path_in(service: InferenceService) -> str:
+    """Where a run's reader finds what a service says of tuning: the run has a `spec` of its own."""
+    return f"InferenceService {service.name}: spec.tuning"
 
 
 def obstacle(
