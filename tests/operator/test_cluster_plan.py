@@ -259,16 +259,28 @@ def test_events_follow_the_status_and_nothing_at_rest() -> None:
     assert [h.reason for h in transitions(first, in_force(ready))] == ["Created"], "it started with that"
     assert [h.reason for h in transitions(ready, in_force(ready))] == ["ConfigApplied"]
     changed = edited(replace(seen, previous=ready), **{"engine.maxModelLen": 512})
-    rolling = conclude(with_pods(changed, pod("a", decide(seen).template_hash, ready_since=1)))
+    rolling = conclude(with_pods(changed, pod("a", decide(seen).template_hash, ready_since=1)), NOW + 60)
     assert [h.reason for h in transitions(ready, rolling)] == ["RolloutStarted"]
     broken = pod("b", decide(changed).template_hash, state=terminated(1, "no"))
-    stalled = conclude(with_pods(changed, broken))
+    stalled = conclude(with_pods(changed, broken), NOW + 60)
     assert [(h.severity, h.reason) for h in transitions(rolling, stalled)] == [
         ("Warning", names.MODEL_LOAD_FAILED)
     ]
-    done = conclude(with_pods(changed, pod("b", decide(changed).template_hash, ready_since=1)))
+    done = conclude(with_pods(changed, pod("b", decide(changed).template_hash, ready_since=1)), NOW + 60)
     assert [h.reason for h in transitions(rolling, done)] == ["RolloutCompleted"]
     assert [h.reason for h in transitions(stalled, done)] == ["RolloutCompleted"]
+
+
+def test_the_first_engine_is_told_as_created_also_between_its_startup_and_its_readiness_probe() -> None:
+    seen = carried_out(observed())
+    hashed = decide(seen).template_hash
+    waiting = conclude(with_pods(seen, pod("a", hashed)))
+    between = conclude(with_pods(replace(seen, previous=waiting), pod("a", hashed, started=True)), NOW + 60)
+    found = between.condition(names.READY)
+    assert found is not None
+    assert found.reason == names.PODS_NOT_READY
+    ready = conclude(with_pods(replace(seen, previous=between), pod("a", hashed, ready_since=61)), NOW + 61)
+    assert [h.reason for h in transitions(between, ready)] == ["Created"]
 
 
 def test_an_engine_that_stops_being_ready_leaves_an_event_with_the_reason() -> None:
@@ -276,7 +288,7 @@ def test_an_engine_that_stops_being_ready_leaves_an_event_with_the_reason() -> N
     hashed = decide(seen).template_hash
     ready = conclude(with_pods(seen, pod("a", hashed, ready_since=5)))
     killed = pod("a", hashed, was_ready_until=50, last_state=terminated(137, finished=50), restarts=1)
-    down = conclude(with_pods(replace(seen, previous=ready), killed))
+    down = conclude(with_pods(replace(seen, previous=ready), killed), NOW + 60)
     [happening] = transitions(ready, down)
     assert (happening.severity, happening.reason) == ("Warning", names.PODS_NOT_READY)
     assert "a: was killed by signal 9" in happening.message
@@ -289,7 +301,11 @@ def test_a_spec_that_is_mended_ends_no_rollout() -> None:
     seen = carried_out(observed())
     ready = conclude(with_pods(seen, pod("a", decide(seen).template_hash, ready_since=5)))
     wrong = invalid_status(
-        seen.service, (Finding("spec.replicas", -1, "0 to 1000"),), names.INVALID_SPEC, ready, rfc3339(NOW)
+        seen.service,
+        (Finding("spec.replicas", -1, "0 to 1000"),),
+        names.INVALID_SPEC,
+        ready,
+        rfc3339(NOW + 60),
     )
     assert [h.reason for h in transitions(ready, wrong)] == [names.INVALID_SPEC]
     assert [h.reason for h in transitions(wrong, ready)] == ["ReadyAgain"]

@@ -157,6 +157,27 @@ def test_an_invalid_spec_is_stalled_with_every_finding_and_leaves_what_serves() 
     assert found.url == before.url
 
 
+def test_a_service_that_never_ran_shows_its_model_and_how_many_replicas_it_wants() -> None:
+    findings = (Finding("spec.engine.runtime", "vllm", "this release serves with runtime trimtab only"),)
+    given = service(replicas=2)
+    found = invalid_status(given, findings, names.UNSUPPORTED, ServiceStatus(), T1)
+    assert found.summary.replicas == "0/2"
+    assert found.model is not None
+    served = service_status(given, SERVING, FACTS, ServiceStatus(), T1).model
+    assert served is not None
+    assert (found.model.name, found.model.state) == (served.name, "Pending")
+
+
+def test_in_a_cluster_a_load_says_where_its_stages_are() -> None:
+    loading = replace(SERVING, ready=0, reason=names.SCALING_UP)
+    texts = [
+        found.message
+        for mode in ("local", "cluster")
+        if (found := status(loading, replace(FACTS, mode=mode)).condition(names.MODEL_LOADED)) is not None
+    ]
+    assert ["kubectl logs deployment/" in text for text in texts] == [False, True]
+
+
 def tuned_service(**annotations: str) -> InferenceService:
     given = resource(tuning={"mode": "Apply", "parameters": [BUDGET_PARAMETER]})
     given["metadata"]["annotations"] = annotations

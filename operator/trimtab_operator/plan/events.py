@@ -55,14 +55,21 @@ def _rollout(before: ServiceStatus, after: ServiceStatus) -> list[Happening]:
     if started:
         return [Happening("Normal", "RolloutStarted", now.message)]
     if now.status == "True" and (was is None or was.status != "True"):
-        first = was is None or (not before.ready_replicas and before.observed_generation <= 1)
-        again = was is not None and was.reason in _NO_ROLLOUT  # a first engine comes by ScalingUp
-        reason = "ReadyAgain" if again else _CREATED if first else "RolloutCompleted"
+        again = was is not None and was.reason in _NO_ROLLOUT
+        reason = _CREATED if _first_time(before) else "ReadyAgain" if again else "RolloutCompleted"
         return [Happening("Normal", reason, now.message)]
     if now.reason == names.PODS_NOT_READY and (was is None or was.message != now.message):
         # Engines that were ready and are not any more: a restart is soon over, and the event is what is left of its reason.
         return [Happening("Warning", names.PODS_NOT_READY, now.message)]
     return []
+
+
+def _first_time(before: ServiceStatus) -> bool:
+    """Whether the service has not been Ready before: that condition has stood since the first look, as others have. Its reason does not
+    tell: between a pod's startup probe and its readiness probe it is PodsNotReady."""
+    was = before.condition(names.READY)
+    since = [c.last_transition_time for c in before.conditions if c.last_transition_time]
+    return was is None or (was.status != "True" and was.last_transition_time == min(since, default=None))
 
 
 def _stalled(before: ServiceStatus, after: ServiceStatus) -> list[Happening]:

@@ -7,7 +7,7 @@ monitoring; those have conditions of their own. Available says that somebody can
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from trimtab_operator import conditions, names, support
@@ -108,8 +108,8 @@ def invalid_status(
         updated_replicas=previous.updated_replicas,
         available_replicas=previous.available_replicas,
         selector=previous.selector,
-        summary=previous.summary,
-        model=previous.model,
+        summary=_counted(service, previous),
+        model=previous.model or _unserved(service),
         engine=previous.engine,
         tuning=previous.tuning,
         resolved=previous.resolved,
@@ -136,7 +136,7 @@ def _conditions(service: InferenceService, rollout: RolloutStatus, facts: Facts)
             rollout.reason if rollout.stalled else names.AS_EXPECTED,
             rollout.message if rollout.stalled else "",
         ),
-        _model_loaded(condition, rollout),
+        _model_loaded(condition, service, rollout, facts.mode),
         _config_applied(condition, rollout),
         condition(
             names.SLO_MET,
@@ -202,7 +202,9 @@ def _progress_message(rollout: RolloutStatus) -> str:
     return rollout.message if rollout.progressing else "nothing to do"
 
 
-def _model_loaded(condition: _Make, rollout: RolloutStatus) -> Condition:
+def _model_loaded(
+    condition: _Make, service: InferenceService, rollout: RolloutStatus, mode: support.Mode
+) -> Condition:
     if rollout.reason == names.MODEL_LOAD_FAILED:
         return condition(names.MODEL_LOADED, False, names.MODEL_LOAD_FAILED, rollout.message)
     if rollout.wanted == 0:
@@ -211,6 +213,9 @@ def _model_loaded(condition: _Make, rollout: RolloutStatus) -> Condition:
         return condition(names.MODEL_LOADED, False, names.MODEL_DOWNLOADING, rollout.downloading)
     loaded = rollout.ready >= rollout.wanted
     message = f"{rollout.ready} of {rollout.wanted} replicas have loaded the model"
+    if not loaded and mode == "cluster":
+        # Nobody asks an engine how far it is but for a download, and minutes without a word look like a hang.
+        message += f"; kubectl logs deployment/{names.deployment(service.name)} has each stage"
     return condition(
         names.MODEL_LOADED, loaded, names.MODEL_IS_LOADED if loaded else names.MODEL_LOADING, message
     )
@@ -274,6 +279,19 @@ def _model(
     else:
         state = "Loaded" if rollout.ready >= rollout.wanted else "Loading"
     return ModelStatus(served_name(service.spec.model), state, failure)
+
+
+def _counted(service: InferenceService, previous: ServiceStatus) -> Summary:
+    """Of a service that cannot be carried out. A spec that cannot be read at all says no number."""
+    if service.spec.model is None:
+        return previous.summary
+    return replace(previous.summary, replicas=f"{previous.ready_replicas}/{service.spec.wanted_replicas}")
+
+
+def _unserved(service: InferenceService) -> ModelStatus | None:
+    """Of a service that never ran: what it is to serve."""
+    model = service.spec.model
+    return None if model is None else ModelStatus(served_name(model), "Pending", None)
 
 
 def _tuning(service: InferenceService, facts: Facts, previous: ServiceStatus) -> TuningStatus:
