@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from support.engine_server import EngineServer
+from support.engine_server import EngineServer, start_engine
 from trimtab_tuner.cli import main
 from trimtab_tuner.errors import ServerError
 from trimtab_tuner.replay import ReplayOptions, replay
@@ -61,26 +61,24 @@ def test_the_engine_gives_as_many_tokens_as_the_trace_asks_each_with_its_time(
 
 
 def test_the_command_judges_by_the_servers_targets_unless_told_otherwise(
-    served_engine: EngineServer, tmp_path: Path
+    tiny_model: Path, tmp_path: Path
 ) -> None:
     trace = tmp_path / "t.jsonl"
     trace.write_text('{"arrival_s": 0, "prompt_tokens": 3, "output_tokens": 2, "slo_class": "default"}\n')
     out = tmp_path / "r.json"
-    words = ["replay", "--url", served_engine.url, "--trace", str(trace), "--out", str(out)]
-    before = served_engine.live_config()["incumbent"]["config"]
     classes = [
         {"name": "batch", "ttft_s": 60.0, "itl_s": 5.0, "objective": 90.0},
         {"name": "default", "ttft_s": 9.0, "itl_s": 3.0, "objective": 99.0},
     ]
     slo = {"default_class": "default", "classes": classes}
-    try:
-        put_live(served_engine, {**before, "slo": slo})
+    # An engine of its own: the shared one could not be left as it was found, since generations only rise.
+    with start_engine(tiny_model) as server:
+        words = ["replay", "--url", server.url, "--trace", str(trace), "--out", str(out)]
+        put_live(server, {**server.live_config()["incumbent"]["config"], "slo": slo})
         assert main(words) == 0
         assert ReplayResult.load(out).slo == Slo(9.0, 3.0, {"batch": Slo(60.0, 5.0)})
         assert main([*words, "--slo-itl", "7s", "--slo-class", "batch=1s,1s"]) == 0
         assert ReplayResult.load(out).slo == Slo(9.0, 7.0, {"batch": Slo(1.0, 1.0)})
-    finally:
-        put_live(served_engine, before)
 
 
 def test_shared_prefixes_hit_the_engines_cache_and_fresh_contents_do_not(served_engine: EngineServer) -> None:
