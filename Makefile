@@ -25,7 +25,7 @@ test: ## Run all tests that need no cluster (WORKERS=2 side by side)
 test-gpu: ## Run the tests that need a CUDA device
 	@bin=$(BIN) && "$$bin/pytest" -m gpu tests/gpu $(ARGS)
 
-test-cluster: ## Run the tests on a real control plane (builds it once, a quarter of an hour; needs Go and root; CLUSTERS=3 side by side)
+test-cluster: ## Run the tests on a real control plane (builds it once, about twenty minutes; needs Go and root; CLUSTERS=3 side by side)
 	@bin=$(BIN) && "$$bin/pytest" -m "cluster and not slow" --clusters $(CLUSTERS) $(ARGS)
 
 test-faults: ## Run the slow ones of them: faults that take their time (API server away for a minute, a silent node, ...)

@@ -6,6 +6,7 @@ import json
 import math
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,7 @@ def replayed(
     )
 
 
-def tuning() -> dict[str, object]:
+def tuning() -> dict[str, Any]:
     def trial(number: int, budget: int, policy: str, over: int, p99: float | None) -> dict[str, object]:
         return {
             "number": number,
@@ -224,6 +225,15 @@ def test_a_tuning_run_alone_is_a_report() -> None:
     report = reports.build({}, reports.check_tuning(tuning(), "t"))
     assert set(page.figures(report)) == {"budget"}
     assert "Applied" in page.render(report)
+
+
+def test_a_run_that_measured_nothing_has_no_picture_and_still_its_table() -> None:
+    found = tuning()
+    for trial in found["trials"]:
+        trial |= {"n": 0, "itl_p99_s": None, "violations": None}
+    report = reports.build({}, reports.check_tuning(found, "t"))
+    assert page.figures(report) == {}
+    assert '<table class="trials">' in page.render(report)
 
 
 def test_the_document_of_a_tuning_run_is_what_a_report_reads() -> None:

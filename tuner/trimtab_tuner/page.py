@@ -82,7 +82,7 @@ def figures(report: Report) -> dict[str, Figure]:
             if kind == "bursts" and number == 0:
                 found["arrivals"] = plots.arrivals(pair, colours)
     trials = (report.tuning or {}).get("trials") or []
-    if trials:
+    if any(plots.measured(trial) for trial in trials):
         found["budget"] = plots.budget(trials, _itl_target_s(trials[0]["config"]))
     return found
 

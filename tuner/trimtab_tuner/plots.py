@@ -204,6 +204,13 @@ def timeline(results: Mapping[str, ReplayResult]) -> Figure:
     return figure
 
 
+def measured(trial: Mapping[str, Any]) -> bool:
+    """Whether `budget` has a point for it."""
+    return any(
+        value is not None for value in (trial.get("itl_p99_s"), _share(trial, "itl"), _share(trial, "ttft"))
+    )
+
+
 @_styled
 def budget(trials: Sequence[Mapping[str, Any]], itl_target_s: float | None) -> Figure:
     """What each trial measured against tokens a step: p99 of gaps, and shares of requests over their targets.

@@ -99,8 +99,10 @@ class Trace:
 
     def slice_count(self, first: int, count: int) -> Trace:
         """`count` requests from index `first`; arrivals count from the first one kept. Fewer when the trace ends."""
-        if not 0 <= first < len(self.requests) or count < 1:
-            raise InputError("limit", (first, count), f"first in 0..{len(self.requests) - 1} and count ≥ 1")
+        if not 0 <= first < len(self.requests):
+            raise InputError("--skip", first, f"0 to {len(self.requests) - 1}, so that a request is left")
+        if count < 1:
+            raise InputError("--limit", count, "a whole number of at least 1")
         return self._changed(
             rebased(self.requests[first : first + count]), f"requests {first}..{first + count - 1}"
         )
@@ -108,7 +110,7 @@ class Trace:
     def scale_rate(self, factor: float) -> Trace:
         """Arrivals `factor` times as fast; burst shape (CV, order) unchanged."""
         if not (math.isfinite(factor) and factor > 0):
-            raise InputError("speed", factor, "a factor above 0 (2 = twice as fast)")
+            raise InputError("--speed", factor, "a factor above 0 (2 = twice as fast)")
         return self.with_arrivals(
             [request.arrival_s / factor for request in self.requests], f"rate ×{factor:g}"
         )
@@ -116,15 +118,15 @@ class Trace:
     def scale_to_span(self, span_s: float) -> Trace:
         """Stretch or compress arrivals so that the last one comes `span_s` seconds after the first."""
         if not (math.isfinite(span_s) and span_s > 0):
-            raise InputError("duration", span_s, "seconds above 0")
+            raise InputError("--duration", span_s, "seconds above 0")
         if self.span_s == 0:
-            raise InputError("duration", span_s, "a trace whose arrivals are not all at one instant")
+            raise InputError("--duration", span_s, "a trace whose arrivals are not all at one instant")
         return self.scale_rate(self.span_s / span_s)
 
     def scale_lengths(self, divisor: float) -> Trace:
         """Prompt, output and prefix-block lengths divided by `divisor` (rounded, at least 1): a smaller model's workload."""
         if not (math.isfinite(divisor) and divisor > 0):
-            raise InputError("scale-lengths", divisor, "a divisor above 0 (8 = an eighth of the tokens)")
+            raise InputError("--scale-lengths", divisor, "a divisor above 0 (8 = an eighth of the tokens)")
         shrink = _divider(divisor)
         requests = (
             replace(
@@ -142,7 +144,7 @@ class Trace:
         """Without the requests whose prompt and output together exceed `max_total_tokens`."""
         kept = [r for r in self.requests if r.prompt_tokens + r.output_tokens <= max_total_tokens]
         if not kept:
-            raise InputError("drop-longer", max_total_tokens, "a limit that at least one request keeps")
+            raise InputError("--drop-longer", max_total_tokens, "a limit that at least one request keeps")
         dropped = len(self.requests) - len(kept)
         return self._changed(
             kept, f"dropped {dropped} of {len(self.requests)} longer than {max_total_tokens} tokens"

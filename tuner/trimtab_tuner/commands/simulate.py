@@ -46,6 +46,13 @@ from .options import (
 _LIVE = LiveConfig()
 # With --cost alone the length of requests is bounded by the KV pool only.
 _NO_MODEL_LIMIT = 1 << 20
+_FLAGS = {
+    "config.max_num_batched_tokens": "--budget",
+    "config.max_num_seqs": "--max-num-seqs",
+    "config.scheduling_policy": "--policy",
+    "config.long_prefill_token_threshold": "--long-prefill-token-threshold",
+    "config.priority_aging_s": "--priority-aging",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -157,6 +164,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     tuning.add_argument("--blocks", type=int, default=12, metavar="N", help="time blocks (default 12)")
     tuning.add_argument("--json", action="store_true", help="print the result document to stdout")
+    parser.set_defaults(search_options=tuple(tuning._group_actions))
 
 
 def main(args: argparse.Namespace) -> int:
@@ -167,6 +175,9 @@ def main(args: argparse.Namespace) -> int:
         from . import search  # which loads optuna
 
         return search.main(args, mode, model, server)
+    for option in args.search_options:
+        if getattr(args, option.dest) != option.default:
+            raise InputError(option.option_strings[0], None, "only together with --search")
     trace = load_trace(args.trace, args)
     for flag, path in (("--out", args.out), ("--chrome-trace", args.chrome_trace)):
         if path is not None and not Path(path).resolve().parent.is_dir():
@@ -234,6 +245,8 @@ def _server(args: argparse.Namespace, targets: Slo) -> tuple[StepModel, Server]:
         ("--num-blocks", num_blocks),
         ("--block-size", block_size),
         ("--max-model-len", max_model_len),
+        ("--budget", args.budget),
+        ("--max-num-seqs", args.max_num_seqs),
     ):
         if value < 1:
             raise InputError(flag, value, "a whole number of at least 1")
@@ -251,7 +264,7 @@ def _server(args: argparse.Namespace, targets: Slo) -> tuple[StepModel, Server]:
     try:
         live = LiveConfig.from_json(live.to_json(), largest)
     except ConfigError as error:
-        raise InputError(error.path, error.value, error.allowed) from None
+        raise InputError(_FLAGS.get(error.path, error.path), error.value, error.allowed) from None
     server = Server(
         name,
         live,
