@@ -140,7 +140,11 @@ def limit_tuning(kubectl: Kubectl, not_during: list[Json] | None) -> None:
     [
         pytest.param({"engine": {"image": "registry.invalid/no-such-image:1"}}, "ImagePullFailed", "no-such-image", id="image"),
         pytest.param({"model": {"uri": "file:///models/no-such-model"}}, "ModelLoadFailed", "no-such-model", id="model"),
-        pytest.param({"podTemplate": {"spec": {"restartPolicy": "Sometimes"}}}, "InvalidSpec", "restartPolicy", id="template"),
+        pytest.param({"podTemplate": {"spec": {"restartPolicy": "Sometimes"}}}, "InvalidSpec", "spec.podTemplate.spec.restartPolicy: ",
+                     id="template"),
+        pytest.param({"podTemplate": {"spec": {"contaners": []}}}, "InvalidSpec", "spec.podTemplate.spec.contaners: ", id="pod's field"),
+        pytest.param({"podTemplate": {"spec": {"containers": [{"name": "engin"}]}}}, "InvalidSpec",
+                     "spec.podTemplate.spec.containers[engin].image: Required value; every container but `engine`", id="container"),
         pytest.param({"engine": {"runtime": "vllm"}}, "Unsupported", "spec.engine.runtime", id="not there yet"),
     ],
 )  # fmt: skip
