@@ -23,6 +23,15 @@ def parse_duration_s(text: str, path: str) -> float:
     return value
 
 
+def span_text(seconds: float) -> str:
+    """A long time as people write it: 7052 → `1h57m32s`, 120 → `2m`, 0.5 → `0.5s`."""
+    if seconds < 60:
+        return f"{seconds:g}s" if seconds == int(seconds) else f"{seconds:.1f}s"
+    hours, rest = divmod(round(seconds), 3600)
+    parts = (f"{hours}h", f"{rest // 60}m", f"{rest % 60}s")
+    return "".join(part for part in parts if part[0] != "0")
+
+
 def parse_share(text: str, path: str) -> float:
     """`3%` or `0.03` → 0.03, from 0 to below 1. `path` names the flag or field in the error."""
     percent = text.strip().endswith("%")

@@ -10,6 +10,7 @@ import pytest
 from trimtab_tuner.cluster import live, objects, pods
 from trimtab_tuner.cluster.plan import Work
 from trimtab_tuner.errors import InputError
+from trimtab_tuner.units import span_text
 
 Json = dict[str, Any]
 SERVICE = objects.service_of({"metadata": {"name": "chat", "uid": "s"}, "spec": {}})
@@ -42,7 +43,9 @@ def test_a_limit_that_holds_no_whole_window_shortens_slices(left_s: float) -> No
 
 def test_a_slice_that_was_asked_for_is_kept_or_refused() -> None:
     assert live.slices(work(600, 3.0)) == (3.0, 8)
-    with pytest.raises(InputError, match=r"spec\.timeLimit.*at least 1050 s for slices of 60 s"):
+    with pytest.raises(
+        InputError, match=r"spec\.timeLimit.*at least 17m30s for slices of 1m; slices of 34s would fit"
+    ):
         live.slices(work(600, 60.0))
 
 
@@ -70,3 +73,19 @@ def test_an_engine_is_a_ready_pod_behind_the_service() -> None:
     assert pods.of_slice({"ports": None, "endpoints": None}) == []
     v6 = pods.of_slice(endpoint_slice(addresses=["fd00::7"]))
     assert v6[0].metrics_url == "http://[fd00::7]:8000/metrics"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.5, "0.5s"),
+        (59, "59s"),
+        (120, "2m"),
+        (3600, "1h"),
+        (3605, "1h5s"),
+        (7052, "1h57m32s"),
+        (151_620, "42h7m"),
+    ],
+)
+def test_long_times_are_told_as_people_write_them(seconds: float, text: str) -> None:
+    assert span_text(seconds) == text

@@ -17,6 +17,7 @@ from trimtab_tuner.guardrails import Limits
 from trimtab_tuner.metrics.names import TRIMTAB
 from trimtab_tuner.replay import ReplayOptions
 from trimtab_tuner.run import RunOptions
+from trimtab_tuner.units import span_text
 from trimtab_tuner.workload import ReplayWorkload
 
 LEASE_S = 30.0
@@ -67,8 +68,11 @@ def slices(work: Work) -> tuple[float, int]:
             return wanted_s, pairs
     fits_s = work.time_left_s / (_measurements(LEAST_PAIRS) * (1 + WASHOUT_SHARE))
     if work.run.slice_s is not None or fits_s < LEAST_SLICE_S:
-        least = f"at least {_takes_s(max(wanted_s if work.run.slice_s else 0, LEAST_SLICE_S), LEAST_PAIRS):.0f} s for slices of {work.run.slice_s or LEAST_SLICE_S:g} s"
-        raise InputError("spec.timeLimit", f"{work.time_left_s:.0f} s left", least)
+        takes_s = _takes_s(max(wanted_s if work.run.slice_s else 0, LEAST_SLICE_S), LEAST_PAIRS)
+        least = f"at least {span_text(takes_s)} for slices of {span_text(work.run.slice_s or LEAST_SLICE_S)}"
+        if work.run.slice_s is not None and fits_s >= LEAST_SLICE_S:
+            least += f"; slices of {int(fits_s)}s would fit"
+        raise InputError("spec.timeLimit", f"{span_text(work.time_left_s)} left", least)
     return fits_s, LEAST_PAIRS
 
 

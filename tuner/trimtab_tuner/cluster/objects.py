@@ -214,7 +214,8 @@ def allowed(service: Service, run: Run) -> tuple[Parameter, ...]:
         limit = outer.get(parameter.name)
         where = f"spec.parameters[{_wire(parameter.name)}]"
         if limit is None:
-            raise InputError(where, None, "the service's spec.tuning.parameters does not have it")
+            has = ", ".join(_wire(name) for name in outer) or "none"
+            raise InputError(where, None, f"the service's spec.tuning.parameters does not have it, but {has}")
         if parameter.bounds is not None and limit.bounds is not None:
             low, high = max(parameter.bounds[0], limit.bounds[0]), min(parameter.bounds[1], limit.bounds[1])
             if low > high:
