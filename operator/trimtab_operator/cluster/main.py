@@ -95,9 +95,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-concurrent-runs", type=int, default=4, metavar="N",
                         help="tuning runs that have a worker, or a candidate in engines, at a time, over all services (%(default)s)")  # fmt: skip
     parser.add_argument("--standalone", action="store_true", help="take no Lease: this is the only operator")
-    parser.add_argument("--lease-name", default="trimtab-operator", metavar="NAME", help="%(default)s")
+    parser.add_argument("--lease-name", default="trimtab-operator", metavar="NAME",
+                        help="Lease that operators of the same services share; its holder acts (%(default)s)")  # fmt: skip
     parser.add_argument(
-        "--identity", default=f"{socket.gethostname()}-{os.getpid()}", metavar="ID", help="in the Lease"
+        "--identity",
+        default=f"{socket.gethostname()}-{os.getpid()}",
+        metavar="ID",
+        help="of this process in the Lease (default: host name and process id)",
     )
     parser.add_argument(
         "--workers", type=int, default=8, metavar="N", help="reconciles at a time (%(default)s)"
@@ -107,7 +111,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--room-patience", type=float, default=UNSCHEDULABLE_PATIENCE_S, metavar="SECONDS",
                         help="with rollout.strategy Auto, how long a new pod may look for a place before an old one "
                         "makes room; longer where nodes are added on demand (%(default)g)")  # fmt: skip
-    parser.add_argument("--health-host", default="0.0.0.0", metavar="ADDRESS", help="%(default)s")
+    parser.add_argument("--health-host", default="0.0.0.0", metavar="ADDRESS",
+                        help="where --health-port listens (%(default)s)")  # fmt: skip
     parser.add_argument(
         "--health-port",
         type=int,
