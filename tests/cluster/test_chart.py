@@ -219,6 +219,15 @@ def test_a_budget_and_network_policy_protect_two_operators(helm: Helm) -> None:
     assert "PodDisruptionBudget" not in {o["kind"] for o in helm.template({"replicas": 1})}
 
 
+def test_an_install_says_what_a_missing_prometheus_means(helm: Helm) -> None:
+    def notes(url: str) -> str:
+        values = {"prometheus": {"url": url}}
+        return helm("install", "x", str(CHART), "--dry-run=client", values=values).partition("NOTES:")[2]
+
+    assert "SLOMet stays Unknown" in notes("")
+    assert "SLOMet" not in notes("http://prometheus:9090")
+
+
 def test_images_are_those_of_the_values_and_a_digest_wins(helm: Helm) -> None:
     values = {"images": {
         "engine": {"repository": "r.example/e", "tag": "9", "digest": DIGEST},

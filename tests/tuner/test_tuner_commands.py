@@ -105,7 +105,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
         (["--slo-class", "x"], "NAME=TTFT,ITL"),
         (["--slice", "5"], "FROM:TO"),
         (["--speed", "0"], "a factor above 0"),
-        (["--limit", "0"], "≥ 1"),
+        (["--limit", "0"], "--limit: 0 is not allowed; a whole number of at least 1"),
         (["--token-ids", "9:3"], "LO:HI"),
         (["--extra-body", "[1]"], "a JSON object"),
         (["--api-key-env", "NO_SUCH_VARIABLE"], "environment variable that is set"),
