@@ -211,8 +211,9 @@ def command(engine: EngineServer, trace: Path, out: Path, *flags: str) -> list[s
 
 
 def test_the_command_tunes_a_real_engine_without_a_restart(
-    engine: EngineServer, bursts: Path, tmp_path: Path
+    engine_of_now: EngineServer, bursts: Path, tmp_path: Path
 ) -> None:
+    engine = engine_of_now
     before = engine.live_config()
     flags = ("--bounds", "max_num_seqs=1:16", "--seed", "2", "--apply", "--json")
     done = subprocess.run(
