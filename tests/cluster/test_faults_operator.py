@@ -152,7 +152,7 @@ def test_of_two_operators_only_one_writes_whichever_dies_or_sleeps(
         lease = cluster.kubectl.get("lease", "trimtab-operator")["spec"]
         assert lease.get("holderIdentity", "") in ("", "second"), "it still stands for the one that has ended"
         try:
-            wait_until(lambda: leads(second))
+            assert wait_until(lambda: leads(second)) < 12
             assert second.stop() == 0
         finally:
             running.start()

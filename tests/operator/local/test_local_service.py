@@ -393,8 +393,7 @@ def test_annotation_pauses_and_reverts_tuning(service: LocalOperator) -> None:
         service.save()
 
     annotate("paused")
-    # Promised within ten seconds, and the machine may be shared; its lease would have ended it after sixty.
-    held = service.wait(lambda s: s["live"]["candidate"] is None and is_settled(s), timeout_s=40)
+    held = service.wait(lambda s: s["live"]["candidate"] is None and is_settled(s), timeout_s=10)
     assert held["live"]["in_force"]["config"]["max_num_batched_tokens"] == 256
     refused = service.control.put("/admin/live-config", json=candidate(service, 5, max_num_batched_tokens=64))
     assert refused.status_code == 409
@@ -402,7 +401,7 @@ def test_annotation_pauses_and_reverts_tuning(service: LocalOperator) -> None:
     assert refused.json()["error"]["path"] == "metadata.annotations[serving.trimtab.dev/tuning]"
 
     annotate("reverted")
-    service.wait(lambda s: live_in_force(s, max_num_batched_tokens=512), timeout_s=40)
+    service.wait(lambda s: live_in_force(s, max_num_batched_tokens=512), timeout_s=10)
 
 
 def test_in_a_quiet_time_a_candidate_goes_and_a_promotion_waits_for_its_end(service: LocalOperator) -> None:

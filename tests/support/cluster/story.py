@@ -31,7 +31,7 @@ CHILDREN = (
 OURS = "serving.trimtab.dev/inferenceservice"
 TUNABLE = {"mode": "Apply", "parameters": [{"name": "maxNumBatchedTokens", "min": 64, "max": 4096}]}
 BUDGET = 512  # of `service`, before anybody changes it
-MAX_GAP_S = 20.0  # in a stream that nothing ends; two cores may be shared
+MAX_GAP_S = 5.0  # between two pieces of a stream; a restart would take longer, a busy machine does not
 LEASE_S = 30.0  # what the operator gives a candidate at a time
 
 
