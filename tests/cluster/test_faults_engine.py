@@ -104,7 +104,7 @@ def test_an_engine_that_restarts_in_mid_lease_comes_up_with_the_incumbent(
         assert set(seen[-1:]) == {BUDGET}
         assert read_back(running, victim)["candidate"] is None
         # The engine that did not restart goes back when its lease ends.
-        wait_until(lambda: budgets(running, chat) == [BUDGET, BUDGET], timeout_s=LEASE_S + 60)
+        wait_until(lambda: budgets(running, chat) == [BUDGET, BUDGET], timeout_s=LEASE_S + 20)
     finally:
         running.process.send_signal(signal.SIGCONT)
     wait_until(lambda: budgets(running, chat) == [128, 128])
