@@ -17,9 +17,10 @@ faster meanwhile is the same for both sides; the full queue is simulated by the 
 Errors are signed: simulated / measured - 1 for each quantile, so that they cannot cancel. Simulations are repeated with other
 draws of the scatter and their quantiles averaged; those without scatter are reported too. `step_time_drift` says how much longer the
 engine's steps of a held-out replay took than the model says: where it is far from 0, the machine changed between the replays, and
-the errors measure that. Identity: every record's batches are
-planned again by the simulator, with the engine's clock and, apart, from arrivals and step times alone. Steps disturbed by
-other jobs are part of what is measured: run this on a quiet machine. `make bench NAME=fidelity`.
+the errors measure that; `step_time_drift_by_fit` says it of each fit (by the replay that it is for) and every replay, those that it
+was fitted to among them. Identity: every record's batches are planned again by the simulator, with the engine's clock and, apart,
+from arrivals and step times alone. Steps disturbed by other jobs are part of what is measured: run this on a quiet machine.
+`make bench NAME=fidelity`.
 """
 
 from __future__ import annotations
@@ -203,6 +204,11 @@ def main() -> None:
             "between, by before": drift_of(second, learnt.model),
             "after, by before": drift_of(third, learnt.model),
         }
+        replays = {"full queue": full, "before": first, "between": second, "after": third, **measured}
+        by_fit = {
+            fit: rounded({name: drift_of(each, calibration.model) for name, each in replays.items()})
+            for fit, calibration in {"before": learnt, **around}.items()
+        }
         identity = identities([first, second, third, *measured.values(), full])
     worst = {
         key: max((rows["error"][key.removesuffix("_error")] for rows in errors.values()), key=abs)
@@ -217,6 +223,7 @@ def main() -> None:
         "by_trace": errors,
         "capacity_rps": capacity,
         "step_time_drift": rounded(drift),
+        "step_time_drift_by_fit": by_fit,
         "limits": LIMITS,
         "missed": missed,
         "passed": not missed and identity["identical_batches"] == 1.0,

@@ -27,21 +27,21 @@ def address(kubectl: Kubectl, name: str) -> str:
 
 def test_requests_to_a_cluster_ip_are_spread_over_ready_pods(kubectl: Kubectl) -> None:
     kubectl.apply(deployment("web", 2, pod("web", HTTP_SERVER, container=READY)), service("web", "web"))
-    kubectl("rollout", "status", "deployment/web", "--timeout=120s")
+    kubectl("rollout", "status", "deployment/web", "--timeout=60s")
     names = {p["metadata"]["name"] for p in kubectl.items("pods")}
     url = address(kubectl, "web")
     wait_until(lambda: {answer.text for _ in range(20) if (answer := get(url)) is not None} == names)
     # From inside a pod too, and from one whose own address is among the endpoints.
     script = f"import urllib.request as u; print(*{{u.urlopen('{url}').read().decode() for _ in range(20)}})"
     kubectl.apply(pod("client", script, restartPolicy="Never"))
-    kubectl("wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/client", "--timeout=120s")
+    kubectl("wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/client", "--timeout=60s")
     assert set(kubectl("logs", "client").split()) == names
 
 
 def test_a_service_without_ready_pods_refuses_at_once(kubectl: Kubectl) -> None:
     never = {"readinessProbe": {"tcpSocket": {"port": 9}, "periodSeconds": 1}}
     kubectl.apply(deployment("web", 1, pod("web", HTTP_SERVER, container=never)), service("web", "web"))
-    kubectl("wait", "--for=jsonpath={.status.phase}=Running", "pod", "-l", "app=web", "--timeout=120s")
+    kubectl("wait", "--for=jsonpath={.status.phase}=Running", "pod", "-l", "app=web", "--timeout=60s")
     url = address(kubectl, "web")
 
     def refused() -> bool:
@@ -117,14 +117,14 @@ def test_an_engine_that_is_deleted_ends_by_itself_within_its_grace(
     kubectl: Kubectl, model_on_nodes: Path
 ) -> None:
     manifest = engine(model_on_nodes)
-    manifest["spec"]["terminationGracePeriodSeconds"] = 150
+    manifest["spec"]["terminationGracePeriodSeconds"] = 60
     kubectl.apply(manifest)
     kubectl.wait_for("ready", "pod", "engine", condition=is_ready, timeout_s=120)
     watch = kubectl.get("pod", "engine")["metadata"]["uid"]
-    kubectl("delete", "pod", "engine", "--timeout=120s")
+    kubectl("delete", "pod", "engine", "--timeout=40s")
     ended = [
         e
         for e in kubectl.items("events")
         if e["involvedObject"].get("uid") == watch and e["reason"] == "Killing"
     ]
-    assert len(ended) == 1, "stopped once, by SIGTERM; it did not need the 150 s"
+    assert len(ended) == 1, "stopped once, by SIGTERM; it did not need the 60 s"

@@ -99,7 +99,7 @@ def test_failures_wait_longer_each_time_and_events_do_not_shorten_that(clock: Cl
     assert take(queue) == "a", "a success forgets earlier failures"
 
 
-def wait_until(check: object, timeout_s: float = 60.0) -> None:
+def wait_until(check: object, timeout_s: float = 10.0) -> None:
     assert callable(check)
     end = time.monotonic() + timeout_s
     while not check():

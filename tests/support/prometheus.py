@@ -80,7 +80,7 @@ def start_prometheus(
     with serve_prometheus([job], interval_s=interval_s) as url:
 
         def scraped() -> bool:
-            answer = httpx.get(f"{url}/api/v1/query", params={"query": "sum(up)"}, timeout=30.0).json()
+            answer = httpx.get(f"{url}/api/v1/query", params={"query": "sum(up)"}, timeout=5.0).json()
             return bool(answer["data"]["result"]) and answer["data"]["result"][0]["value"][1] == str(
                 len(targets)
             )

@@ -114,7 +114,7 @@ class ScriptedServer:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._ready.wait(60), "the server thread did not start"
+        assert self._ready.wait(10), "the server thread did not start"
         return self
 
     def __exit__(

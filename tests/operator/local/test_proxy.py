@@ -65,7 +65,7 @@ async def proxy_over(
     proxy = Proxy(pool)
     await proxy.start("127.0.0.1", 0)
     try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{proxy.port}", timeout=60) as client:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{proxy.port}", timeout=20) as client:
             yield proxy, client
     finally:
         await proxy.close()
@@ -79,7 +79,7 @@ def refused_backend(name: str) -> Backend:
 
 
 async def wait_until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(10):
         while not holds():
             await asyncio.sleep(0.005)
 
@@ -175,8 +175,8 @@ def test_client_that_leaves_frees_its_replica_at_once() -> None:
             async with client.stream("POST", "/", content=b"{}") as answer:
                 await anext(answer.aiter_lines())
                 assert backend.outstanding == 1
-            await asyncio.wait_for(noticed.wait(), 60)
-            await asyncio.wait_for(backend.idle.wait(), 60)
+            await asyncio.wait_for(noticed.wait(), 10)
+            await asyncio.wait_for(backend.idle.wait(), 10)
 
     asyncio.run(scenario())
 
@@ -440,7 +440,7 @@ def test_broken_http_is_refused_and_reaches_no_replica(raw: bytes, status: int) 
             writer.write(raw)
             assert (await reader.readline()).startswith(b"HTTP/1.1 %d " % status)
             writer.close()
-            await asyncio.wait_for(backend.idle.wait(), 60)
+            await asyncio.wait_for(backend.idle.wait(), 10)
 
     asyncio.run(scenario())
 
@@ -452,7 +452,7 @@ def test_pipelined_requests_are_answered_in_order() -> None:
             writer.write(
                 b"POST /1 HTTP/1.1\r\ncontent-length: 1\r\n\r\naGET /2 HTTP/1.1\r\n\r\nGET /3 HTTP/1.1\r\nconnection: close\r\n\r\n"
             )
-            raw = await asyncio.wait_for(reader.read(), 60)
+            raw = await asyncio.wait_for(reader.read(), 10)
             assert [raw.find(path) > 0 for path in (b"POST /1", b"GET /2", b"GET /3")] == [True] * 3
             assert raw.find(b"POST /1") < raw.find(b"GET /2") < raw.find(b"GET /3")
             writer.close()

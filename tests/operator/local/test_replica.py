@@ -51,7 +51,7 @@ def run(tmp_path: Path, code: str, scenario: Scenario) -> list[Phase]:
             )
             replica.start()
             try:
-                async with asyncio.timeout(120):
+                async with asyncio.timeout(30):
                     await scenario(replica)
             finally:
                 replica.kill()
