@@ -6,11 +6,12 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
 
+from support.local_http import QuietHandler, serving
 from trimtab_operator.cluster import engines
 from trimtab_operator.cluster.engines import Engines, EngineUnreachable
 from trimtab_operator.cluster.tokens import Signer
@@ -35,7 +36,7 @@ def engine(
     """A pod whose admin port answers every request by `answer`, and notes bodies in `asked`. `headless`: what is
     answered begins with the status line."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             if asked is not None:
@@ -47,24 +48,13 @@ def engine(
 
         do_PUT = do_GET
 
-        def log_message(self, *arguments: object) -> None:
-            """Nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    ports = [{"name": "admin", "containerPort": server.server_port}]
-    try:
+    with serving(Handler) as port:
+        ports = [{"name": "admin", "containerPort": port}]
         yield {
             "metadata": {"name": "a", "uid": "u"},
             "spec": {"containers": [{"name": "engine", "ports": ports}]},
             "status": {"podIP": "127.0.0.1"},
         }
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.fixture

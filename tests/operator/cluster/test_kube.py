@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import http.server
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,6 +12,7 @@ import kubernetes.client
 import pytest
 
 from support.cluster.story import wait_until
+from support.local_http import QuietHandler, serving
 from support.services import BUDGET_PARAMETER, service
 from trimtab_operator import names
 from trimtab_operator.api.status import Resolved
@@ -161,7 +160,7 @@ def scripted(*answers: tuple[int, dict[str, str]]) -> Iterator[tuple[Kube, list[
     """A server that gives these answers one after another and then 200, and what it was asked."""
     left, asked = list(answers), []
 
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             asked.append(f"{self.command} {self.path}")
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -176,19 +175,9 @@ def scripted(*answers: tuple[int, dict[str, str]]) -> Iterator[tuple[Kube, list[
 
         do_PATCH = do_POST = do_GET
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        configuration = kubernetes.client.Configuration(host=f"http://127.0.0.1:{server.server_port}")
+    with serving(Handler) as port:
+        configuration = kubernetes.client.Configuration(host=f"http://127.0.0.1:{port}")
         yield Kube(configuration, pauses_s=(0.0, 0.0)), asked
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])

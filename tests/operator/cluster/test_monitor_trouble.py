@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import threading
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from support.clock import Clock
 from support.cluster.monitoring_kinds import crds
 from support.cluster.story import condition, wait_until
 from support.kube_api import TENANT, KubeApi
+from support.local_http import QuietHandler, serving
 from support.services import resource
 from trimtab_operator import names
 from trimtab_operator.api import InferenceService
@@ -198,7 +198,7 @@ class Discovery:
 def discovery() -> Iterator[tuple[Discovery, Kube]]:
     told = Discovery()
 
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
@@ -211,20 +211,12 @@ def discovery() -> Iterator[tuple[Discovery, Kube]]:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        host = f"http://127.0.0.1:{server.server_port}"
-        yield told, Kube(kubernetes.client.Configuration(host=host), pauses_s=())
-    finally:
-        told.goes_on.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving(Handler) as port:
+        host = f"http://127.0.0.1:{port}"
+        try:
+            yield told, Kube(kubernetes.client.Configuration(host=host), pauses_s=())
+        finally:
+            told.goes_on.set()
 
 
 @pytest.mark.parametrize("status", [403, 500, 503])

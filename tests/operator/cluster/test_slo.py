@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from support.engine_server import wait_until
+from support.local_http import QuietHandler, serving
 from support.prometheus import start_prometheus
 from trimtab_operator import names
 from trimtab_operator.api.service import Slo, SloClass
@@ -51,7 +50,7 @@ def test_the_verdict_is_by_share_of_requests_in_each_class(
 def web_server(answer: dict[str, tuple[int, str]], heard: list[dict[str, str]]) -> Iterator[str]:
     """Answers `answer[""]` to everything; `heard` gets the request headers."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             heard.append(dict(self.headers))
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -63,18 +62,8 @@ def web_server(answer: dict[str, tuple[int, str]], heard: list[dict[str, str]]) 
 
         do_POST = do_GET
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving(Handler) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def exposition(met: int, violated: int) -> tuple[int, str]:
