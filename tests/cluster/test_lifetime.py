@@ -60,7 +60,7 @@ def test_a_cluster_that_is_ended_leaves_no_process_no_mount_and_no_address(
     finally:
         outer.send_signal(number)
         outer.wait(60)
-    wait_until(lambda: processes_of(link) == [], 60.0, lambda: str(processes_of(link)))
+    wait_until(lambda: processes_of(link) == [], 20.0, lambda: str(processes_of(link)))
     assert str(tmp_path) not in Path("/proc/self/mounts").read_text()
     links = subprocess.run(["ip", "-brief", "link"], capture_output=True, text=True, check=True).stdout
     assert len([line for line in links.splitlines() if line.startswith("service0")]) <= 1, (

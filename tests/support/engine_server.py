@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 
 START_S = 90.0  # generous: many test runs may share two cores
-STOP_S = 60.0
+STOP_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class EngineServer:
 
     def live_config(self) -> dict[str, Any]:
         """The read-back."""
-        answer = httpx.get(f"{self.admin_url}/admin/live-config", timeout=60.0)
+        answer = httpx.get(f"{self.admin_url}/admin/live-config", timeout=10.0)
         assert answer.status_code == 200, answer.text
         readback: dict[str, Any] = answer.json()
         return readback
@@ -75,7 +75,7 @@ class EngineServer:
 
 def wait_until(
     condition: Any,
-    timeout_s: float = 60.0,
+    timeout_s: float = 20.0,
     message: Any = lambda: "condition not reached",
     step_s: float = 0.02,
 ) -> None:

@@ -258,7 +258,7 @@ def test_a_killed_tuner_leaves_no_candidate_behind(
 ) -> None:
     flags = ("--lease", "3s", "--min-requests", "20")
     with subprocess.Popen(command(engine, straggler, tmp_path, *flags), stderr=subprocess.DEVNULL) as tuner:
-        wait_until(lambda: candidate(engine), 180.0)
+        wait_until(lambda: candidate(engine), 90.0)
         tuner.send_signal(signal.SIGKILL)
     wait_until(lambda: not candidate(engine), 15.0)  # 3 s, and the test machine's own delays
     found = engine.live_config()
@@ -270,9 +270,9 @@ def test_ctrl_c_reverts_at_once(engine: EngineServer, straggler: Path, tmp_path:
     with subprocess.Popen(
         command(engine, straggler, tmp_path, *flags), stderr=subprocess.PIPE, text=True, env=os.environ
     ) as tuner:
-        wait_until(lambda: candidate(engine), 180.0)
+        wait_until(lambda: candidate(engine), 90.0)
         tuner.send_signal(signal.SIGINT)
-        _, said = tuner.communicate(timeout=60)
+        _, said = tuner.communicate(timeout=30)
     assert tuner.returncode == 130, said
     assert not candidate(engine)  # long before its lease would have ended
     assert "Traceback" not in said
