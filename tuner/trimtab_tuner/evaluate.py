@@ -137,11 +137,15 @@ class LiveEvaluator:
         wait_until_idle: bool = False,
         paused: Callable[[], Awaitable[str | None]] | None = None,
         halted: Callable[[], Awaitable[str | None]] | None = None,
+        lost: Callable[[], Awaitable[str | None]] | None = None,
         canary: bool = False,
     ) -> None:
         """`wait_until_idle`: the workload is all the traffic there is, so wash-out ends when nothing runs or waits.
 
         `paused`: why no candidate may be in force now; `halted`: the same, of what is no fault of the measurement's (default: all of it).
+
+        `lost`: asked before a guardrail's stop is booked on the candidate: which engine died, whose requests then fail before anything
+        else says so. Such a measurement says nothing. It may take its time, so leave it out where engines serve others meanwhile.
 
         `canary`: only some targets try a candidate, so those alone are read, and two runs never have the same requests.
 
@@ -159,6 +163,7 @@ class LiveEvaluator:
         self._wait_until_idle = wait_until_idle
         self._paused = paused
         self._halted = halted or paused
+        self._lost = lost
         self._canary = canary
         self.max_age_s = max(10.0, 4 * source.interval_s)
 
@@ -381,7 +386,10 @@ class LiveEvaluator:
             incumbent_blocks=baseline.blocks if baseline is not None and paired else (),
             candidate_blocks=blocks,
         )
-        return _Stop("stopped", reason) if reason else None
+        if reason is None:
+            return None
+        lost = None if self._lost is None else await self._lost()
+        return _Stop("unknown", lost) if lost else _Stop("stopped", reason)
 
     async def _wash_out(self) -> None:
         """Drops what the change before still influences: a fixed time, or until an own workload has drained."""

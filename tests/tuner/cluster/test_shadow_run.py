@@ -193,6 +193,22 @@ def test_a_candidate_goes_when_an_engine_is_lost(ready: int, said: str | None) -
         assert asyncio.run(readiness.forbidden()) == said
 
 
+@pytest.mark.parametrize(("ready", "said"), [(1, "1 of 2 engines are ready"), (2, None)])
+def test_the_death_of_an_engine_is_waited_for_until_it_would_show(ready: int, said: str | None) -> None:
+    cluster = Cluster(ready=2)
+
+    def later() -> None:
+        if cluster.asked >= 3:
+            cluster.ready = ready
+
+    cluster.on_asked = later
+    with serving(cluster) as kube:
+        find = PodFinder(kube, "team", "try-shadow")
+        readiness = Readiness(find, 2, allowed, lambda *_: None, loss_shows_s=1.5 if ready == 2 else 60.0)
+        assert asyncio.run(readiness.lost()) == said
+    assert cluster.asked >= 3
+
+
 def test_what_holds_a_candidate_is_said_before_what_that_does_to_engines() -> None:
     async def paused() -> str | None:
         return "tuning is paused"

@@ -189,6 +189,27 @@ def test_what_ends_a_candidate_without_a_halt_is_none(engine: EngineServer, burs
     assert (found.status, found.reason, found.halted) == ("unknown", "1 of 2 engines are ready", False)
 
 
+@pytest.mark.parametrize(
+    ("dead", "status"), [("0 of 1 engines are ready", "unknown"), (None, "stopped")], ids=["lost", "alive"]
+)
+def test_what_a_lost_engine_does_to_its_requests_is_not_booked_on_the_candidate(
+    engine: EngineServer, bursts: Path, dead: str | None, status: str
+) -> None:
+    asked = 0
+
+    async def lost() -> str | None:
+        nonlocal asked
+        asked += 1
+        return dead
+
+    strict = dataclasses.replace(LOOSE, gauge_factor=1e-6)  # any open gap is too long
+    found = evaluate(engine, bursts, max_num_seqs=16, limits=strict, lost=lost)
+    assert (found.status, found.halted, asked) == (status, False, 1)
+    assert found.reason == dead if dead else "is allowed" in found.reason
+    readback = engine.live_config()
+    assert readback["in_force"] == readback["incumbent"]
+
+
 def test_live_moves_go_one_factor_of_two_at_a_time(engine: EngineServer) -> None:
     before = engine.live_config()["highest_generation"]
     live = dataclasses.replace(LOOSE, max_factor=2.0)

@@ -38,6 +38,8 @@ REPLAYS = 4
 #: Of a replay's length, for its last answers, a wash-out and the change itself.
 BETWEEN_SHARE = 0.25
 LOOK_AGAIN_S = 1.0
+#: An engine's death shows in its failed requests at once, and in its pod after two probes, 2 s apart (`plan/manifests`), and some delay.
+LOSS_SHOWS_S = 8.0
 LIMITS = Limits(
     max_factor=None, cooldown_windows=0, min_requests=LEAST_REQUESTS, error_budget_left=0.0
 )  # as for any replay to engines that serve nobody
@@ -52,12 +54,14 @@ class Readiness:
         replicas: int,
         paused: Callable[[], Awaitable[str | None]],
         say: Callable[[str, str], None],
+        loss_shows_s: float = LOSS_SHOWS_S,
     ) -> None:
-        """`paused` raises when the run is over; `say` gets a line for the log."""
+        """`paused` raises when the run is over; `say` gets a line for the log; `loss_shows_s`: how long `lost` looks."""
         self._find = find
         self._replicas = replicas
         self._paused = paused
         self._say = say
+        self._loss_shows_s = loss_shows_s
         self.waited_s = 0.0
 
     async def lacking(self) -> str | None:
@@ -79,6 +83,13 @@ class Readiness:
             await asyncio.sleep(LOOK_AGAIN_S)
         if said:
             self.waited_s += time.monotonic() - began_s
+
+    async def lost(self) -> str | None:
+        """What is missing, if that shows within the time that the death of an engine takes to show."""
+        began_s = time.monotonic()
+        while (why := await self.lacking()) is None and time.monotonic() - began_s < self._loss_shows_s:
+            await asyncio.sleep(LOOK_AGAIN_S / 2)
+        return why
 
     async def forbidden(self) -> str | None:
         """Why a candidate that is measured has to go."""
@@ -141,6 +152,7 @@ async def make(work: Work) -> Plan:
         wait_until_idle=True,
         paused=readiness.forbidden,
         halted=work.paused,  # an engine that is lost is no halt
+        lost=readiness.lost,
     )
     facts = {"workload": trace.source, "requests": workload.num_requests, "span_s": round(workload.span_s, 1),
              "trace_hash": workload.trace_hash, "engines": engines.replicas}  # fmt: skip
