@@ -228,7 +228,7 @@ def test_a_run_whose_time_is_over_gives_its_candidate_back_and_the_next_one_acts
     kubectl, traffic = busy
     patch(kubectl, tuning={"mode": "Apply"})
     create(kubectl, "late", maxTrials=3, workload={"slice": "8s"})
-    create(kubectl, "next", maxTrials=3, workload={"slice": "4s"})
+    create(kubectl, "next", maxTrials=3, workload={"slice": "8s"})
     wait_tried(kubectl, "late")
     wait_until(lambda: policies(running, kubectl) == ["sla-aware", "sla-aware"])
     ended = run_out(kubectl, "late")

@@ -26,7 +26,7 @@ TARGET_S = 0.35  # of an interactive request
 THINKING_S = 1.0
 TOKENS = 4
 LOOK_S = 1.0  # how often it is judged how many are enough
-FEWEST = 8.0
+FEWEST = 24.0  # keep it where 30 requests a second are answered
 HISTOGRAM = "trimtab_time_to_first_token_seconds"
 
 
@@ -102,7 +102,11 @@ class TwoClasses:
                 await asyncio.sleep(THINKING_S)
 
     async def _hold_backlog(self, client: httpx.AsyncClient) -> None:
-        """The waits follow the number of clients by one backlog's time, so it is changed by the root of what is missing."""
+        """The waits follow the number of clients by one backlog's time, so it is changed by the root of what is missing.
+
+        Too long a backlog spoils nothing that anybody measures here, and too short a one all of it. So clients leave slowly: a worker
+        that starts makes the machine slow for some seconds, and measures as soon as it is fast again.
+        """
         waited_s, answers = 0.0, 0.0
         while not self._done.is_set():
             await asyncio.sleep(LOOK_S)
@@ -113,7 +117,7 @@ class TwoClasses:
                 continue
             if until > answers:
                 self.backlog_s = (until_s - waited_s) / (until - answers)
-                change = min(1.25, max(0.8, (BACKLOG_S / max(self.backlog_s, 1e-3)) ** 0.5))
+                change = min(1.25, max(0.97, (BACKLOG_S / max(self.backlog_s, 1e-3)) ** 0.5))
                 self._at_once = min(float(self._counts[0]), max(FEWEST, self._at_once * change))
             waited_s, answers = until_s, until
 
