@@ -308,8 +308,12 @@ class LiveEvaluator:
             min_requests=self._min_requests,
             max_age_s=self.max_age_s,
         )
-        if stop is None and isinstance(reading, Unknown):
-            stop = _Stop("unknown", reading.reason)
+        if isinstance(reading, Unknown):
+            if stop is None:
+                stop = _Stop("unknown", reading.reason)
+            elif stop.status == "stopped" and (last.failures or window.restarts()):
+                # That an engine went down with the candidate is part of why it was stopped.
+                stop = stop._replace(reason=f"{stop.reason}; {reading.reason}")
         status, reason, halted = stop or ("measured", "", False)
         blocks = readings.blocks(window, self._names, generation, self._edges())
         if status == "measured" and blocks and (pace := self._workload.pace(len(blocks))):

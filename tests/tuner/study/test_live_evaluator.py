@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from trimtab_tuner.guardrails import Limits
 from trimtab_tuner.metrics.names import TRIMTAB
 from trimtab_tuner.metrics.reading import Reading, Unknown
 from trimtab_tuner.metrics.scrape import Scraper
+from trimtab_tuner.metrics.snapshot import Snapshot
+from trimtab_tuner.metrics.source import MetricsSource
 from trimtab_tuner.target import Target, TargetRefused
 from trimtab_tuner.workload import ReplayWorkload
 
@@ -26,6 +29,22 @@ def quiet(_: float) -> None:
     """Nobody looks at progress here."""
 
 
+class Leaving:
+    """Metrics of an engine that does not answer any more from the moment it is told to be gone."""
+
+    def __init__(self, source: MetricsSource) -> None:
+        self._source = source
+        self.interval_s = source.interval_s
+        self.gone = False
+
+    async def snapshot(self, not_before_s: float | None = None) -> Snapshot:
+        """See `MetricsSource`."""
+        found = await self._source.snapshot(not_before_s)
+        if not self.gone:
+            return found
+        return Snapshot(found.taken_s, (), tuple((s.target, "ConnectError") for s in found.samples))
+
+
 def evaluate(
     engine: EngineServer,
     trace: Path | None,
@@ -34,6 +53,7 @@ def evaluate(
     limits: Limits = LOOSE,
     metrics: str | None = None,
     during: Callable[[httpx.AsyncClient, Workload], Any] | None = None,
+    leaving: list[Leaving] | None = None,
     **options: Any,
 ) -> Measurement:
     """One measurement; of the incumbent when `max_num_seqs` is None, of live traffic when there is no trace."""
@@ -45,6 +65,8 @@ def evaluate(
             source = Scraper(
                 client, [metrics or f"{engine.url}/metrics"], TRIMTAB, interval_s=0.2, timeout_s=30.0
             )
+            if leaving is not None:
+                leaving.append(Leaving(source))
             workload: Workload = (
                 ReplayWorkload(traces.load(trace), engine.url, slo=incumbent.slo)
                 if trace
@@ -52,7 +74,7 @@ def evaluate(
             )
             evaluator = LiveEvaluator(
                 target,
-                source,
+                leaving[0] if leaving else source,
                 workload,
                 names=TRIMTAB,
                 limits=limits,
@@ -208,6 +230,22 @@ def test_what_a_lost_engine_does_to_its_requests_is_not_booked_on_the_candidate(
     assert found.reason == dead if dead else "is allowed" in found.reason
     readback = engine.live_config()
     assert readback["in_force"] == readback["incumbent"]
+
+
+def test_a_candidate_that_an_engine_went_down_with_is_stopped_and_told_so(
+    engine: EngineServer, bursts: Path
+) -> None:
+    leaving = list[Leaving]()
+
+    async def goes() -> None:
+        leaving[0].gone = True
+
+    strict = dataclasses.replace(LOOSE, gauge_factor=1e-6)  # any open gap is too long
+    found = evaluate(engine, bursts, max_num_seqs=16, limits=strict, leaving=leaving, lost=goes)
+    assert found.status == "stopped"
+    assert re.search(r"is allowed\); no sample at the window's end from .*ConnectError", found.reason), (
+        found.reason
+    )
 
 
 def test_live_moves_go_one_factor_of_two_at_a_time(engine: EngineServer) -> None:
