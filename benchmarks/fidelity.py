@@ -14,6 +14,9 @@ serve them (`--divide-lengths` for a slower machine). One engine a replay, each 
 Each held-out replay stands between the two calibrations that it is simulated by, so that a machine which becomes steadily slower or
 faster meanwhile is the same for both sides; the full queue is simulated by the one next to it.
 
+All of it is done `--rounds` times, each time with fits of its own, since a machine that others use is some percent faster or slower
+from one replay to the next, and a queue multiplies that. An error is that of the means over the rounds; each round's stands beside it.
+
 Errors are signed: simulated / measured - 1 for each quantile, so that they cannot cancel. Simulations are repeated with other
 draws of the scatter and their quantiles averaged; those without scatter are reported too. `step_time_drift` says how much longer the
 engine's steps of a held-out replay took than the model says: where it is far from 0, the machine changed between the replays, and
@@ -32,7 +35,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -67,6 +70,7 @@ LIMITS = {
     "itl_p99_error": 0.05,
     "capacity_error": 0.03,
 }
+HELD_OUT = ("uniform", "bursty")
 Figures = dict[str, float]
 
 
@@ -78,6 +82,19 @@ class Measured:
     result: ReplayResult
     record: Path
     zero_s: float  # monotonic time of the replay's zero
+
+
+@dataclass(frozen=True)
+class Round:
+    """All replays of one round, by name, and what each of the two fits around a held-out one says."""
+
+    number: int
+    replays: dict[str, Measured]
+    around: dict[str, Calibration]  # by held-out replay
+
+    def named(self, text: str) -> str:
+        """A replay of this round."""
+        return text if self.number == 1 else f"{text} {self.number}"
 
 
 @dataclass(frozen=True)
@@ -96,6 +113,7 @@ class Bench:
         self.model = options.model
         self.folder = folder
         self.reuse = options.reuse
+        self.done = set[str]()
         self.live = LiveConfig(
             max_num_batched_tokens=options.budget,
             max_num_seqs=options.max_num_seqs,
@@ -108,13 +126,15 @@ class Bench:
         self.num_blocks = self.block_size = self.max_model_len = 0
 
     def measure(self, name: str, trace: Trace, seed: int) -> Measured:
-        """Replay on a fresh engine; what was measured is kept beside its record, and taken from there with --reuse."""
+        """Replay on a fresh engine; what was measured is kept beside its record, and taken from there when it was measured
+        in this run, or with --reuse."""
         record, kept, about = (self.folder / f"{name}{end}" for end in (".jsonl", ".json", ".about.json"))
-        if self.reuse and about.is_file():
+        if (self.reuse or name in self.done) and about.is_file():
             known = json.loads(about.read_text())
             self.num_blocks, self.block_size = known["num_blocks"], known["block_size"]
             self.max_model_len = known["max_model_len"]
             return Measured(trace, ReplayResult.load(kept), record, known["zero_s"])
+        self.done.add(name)
         say(f"{name}: {len(trace)} requests over {trace.span_s:.0f} s")
         with serve(self.model, [*self.flags, "--record-steps", str(record)]) as engine:
             info = httpx.get(f"{engine.admin_url}/admin/info", timeout=30).json()
@@ -156,6 +176,7 @@ def main() -> None:
     parser = arguments("fidelity", __doc__)
     parser.add_argument("--model", default=DEMO_MODEL)
     parser.add_argument("--requests", type=int, default=320, help="each replay; p99 needs 300 (default 320)")
+    parser.add_argument("--rounds", type=int, default=2, help="how often all of it (default 2)")
     parser.add_argument("--divide-lengths", type=float, default=8.0, metavar="K", help="default 8")
     parser.add_argument("--load", type=float, default=0.7, help="rate as a share of capacity (default 0.7)")
     parser.add_argument("--budget", type=int, default=256)
@@ -178,50 +199,49 @@ def main() -> None:
         bench = Bench(options, folder)
         # What these very requests can reach today decides the rate: lengths are heavy-tailed, and with a rate from a few others
         # the load came out at 0.99 instead of 0.7, where a percent of step time moves the median wait by a third.
-        full = bench.measure("full queue", at_once(requests(1, 1.0)), 13)
+        queued = at_once(requests(1, 1.0))
+        full = bench.measure("full queue", queued, 13)
         rate_rps = options.load * capacity_rps(full.result)
         say(f"{capacity_rps(full.result):.2f} requests a second; replaying at {rate_rps:.2f}")
-        held_out = requests(1, rate_rps)
-        first = bench.measure("before", requests(0, rate_rps), 10)
-        uniform = bench.measure("uniform", retime(held_out, "uniform"), 11)
-        second = bench.measure("between", requests(2, rate_rps), 14)
-        bursty = bench.measure("bursty", retime(held_out, "gamma:3", 1), 12)
-        third = bench.measure("after", requests(3, rate_rps), 15)
-        measured = {"uniform": uniform, "bursty": bursty}
-        around = {"uniform": calibrate(first, second), "bursty": calibrate(second, third)}
-        learnt = calibrate(first)
-        errors = {name: compare_quantiles(bench, each, around[name]) for name, each in measured.items()}
-        capacity = {
-            "measured": capacity_rps(full.result),
-            "simulated": statistics.fmean(
-                capacity_rps(bench.simulate(full.trace, scattered(learnt, seed), learnt.delays, learnt.model))
-                for seed in range(SCATTER_DRAWS)
-            ),
+        rounds = [
+            measure_round(bench, number, queued, requests, rate_rps)
+            for number in range(1, options.rounds + 1)
+        ]
+        learnt = rounds[0].around["full queue"]
+        compared = {name: compare_quantiles(bench, name, rounds) for name in HELD_OUT}
+        errors = {name: rows for name, (rows, _) in compared.items()}
+        by_round = {name: each for name, (_, each) in compared.items()}
+        capacities = [capacity_of(bench, each) for each in rounds]
+        drift = {
+            each.named(name): drift_of(each.replays[name], each.around[name].model)
+            for each in rounds
+            for name in each.around
         }
-        drift = {name: drift_of(each, around[name].model) for name, each in measured.items()}
-        drift["full queue"] = drift_of(full, learnt.model)
-        drift |= {
-            "between, by before": drift_of(second, learnt.model),
-            "after, by before": drift_of(third, learnt.model),
-        }
-        replays = {"full queue": full, "before": first, "between": second, "after": third, **measured}
         by_fit = {
-            fit: rounded({name: drift_of(each, calibration.model) for name, each in replays.items()})
-            for fit, calibration in {"before": learnt, **around}.items()
+            each.named(fit): rounded(
+                {each.named(name): drift_of(replay, fitted.model) for name, replay in each.replays.items()}
+            )
+            for each in rounds
+            for fit, fitted in each.around.items()
         }
-        identity = identities([first, second, third, *measured.values(), full])
+        identity = identities([replay for each in rounds for replay in each.replays.values()])
     worst = {
         key: max((rows["error"][key.removesuffix("_error")] for rows in errors.values()), key=abs)
         for key in LIMITS
         if key != "capacity_error"
     }
+    capacity = averaged(capacities)
     worst["capacity_error"] = capacity["simulated"] / capacity["measured"] - 1
     missed = [key for key, limit in LIMITS.items() if not abs(worst[key]) <= limit]
     figures: dict[str, object] = {
         **{key: round(value, 4) for key, value in worst.items()},
         **identity,
         "by_trace": errors,
-        "capacity_rps": capacity,
+        "error_by_round": by_round,
+        "capacity_rps": rounded(capacity),
+        "capacity_error_by_round": [
+            round(each["simulated"] / each["measured"] - 1, 4) for each in capacities
+        ],
         "step_time_drift": rounded(drift),
         "step_time_drift_by_fit": by_fit,
         "limits": LIMITS,
@@ -230,6 +250,7 @@ def main() -> None:
     }
     shape: dict[str, object] = {
         "requests": options.requests,
+        "rounds": options.rounds,
         "lengths": f"azure 2023 conv ({lengths.source}) divided by {options.divide_lengths:g}",
         "rate_rps": round(rate_rps, 3),
         "load": options.load,
@@ -239,9 +260,47 @@ def main() -> None:
         "step_scatter_p5_p95": [round(float(q), 3) for q in np.quantile(learnt.scatter.ratios, (0.05, 0.95))],
     }
     if options.write:
-        write_table("fidelity", table(figures, errors, shape, before))
+        write_table("fidelity", table(figures, errors, by_round, shape, before))
     emit("fidelity", figures, **shape, provenance=before)
     sys.exit(0 if figures["passed"] else 1)
+
+
+def measure_round(
+    bench: Bench, number: int, queued: Trace, requests: Callable[[int, float], Trace], rate_rps: float
+) -> Round:
+    """Every replay once, in the order of their names here; each held-out one between the two that it is simulated by."""
+    held_out = requests(1, rate_rps)
+    wanted = {
+        "full queue": (queued, 13),
+        "before": (requests(0, rate_rps), 10),
+        "uniform": (retime(held_out, "uniform"), 11),
+        "between": (requests(2, rate_rps), 14),
+        "bursty": (retime(held_out, "gamma:3", 1), 12),
+        "after": (requests(3, rate_rps), 15),
+    }
+    replays = {
+        name: bench.measure(name if number == 1 else f"{name} {number}", trace, seed)
+        for name, (trace, seed) in wanted.items()
+    }
+    return Round(
+        number,
+        replays,
+        {
+            "full queue": calibrate(replays["before"]),
+            "uniform": calibrate(replays["before"], replays["between"]),
+            "bursty": calibrate(replays["between"], replays["after"]),
+        },
+    )
+
+
+def capacity_of(bench: Bench, each: Round) -> Figures:
+    """Requests a second of a full queue, measured and simulated."""
+    full, learnt = each.replays["full queue"], each.around["full queue"]
+    simulated = (
+        capacity_rps(bench.simulate(full.trace, scattered(learnt, seed), learnt.delays, learnt.model))
+        for seed in range(SCATTER_DRAWS)
+    )
+    return {"measured": capacity_rps(full.result), "simulated": statistics.fmean(simulated)}
 
 
 def at_once(trace: Trace) -> Trace:
@@ -320,29 +379,37 @@ def averaged(rows: Sequence[Figures]) -> Figures:
     return {key: statistics.fmean(row[key] for row in rows) for key in rows[0]}
 
 
-def compare_quantiles(bench: Bench, measured: Measured, learnt: Calibration) -> dict[str, Figures]:
-    """Measured, simulated and signed relative error of each quantile, with scatter and without."""
-    real = quantiles(measured.result)
-    with_scatter = averaged(
-        [
-            quantiles(bench.simulate(measured.trace, scattered(learnt, seed), learnt.delays, learnt.model))
-            for seed in range(SCATTER_DRAWS)
-        ]
-    )
-    smooth = quantiles(bench.simulate(measured.trace, learnt.model, learnt.delays, learnt.model))
-    # The scheduler's share alone: no delays, the client's clock against the engine's.
-    bare = quantiles(
-        bench.simulate(
-            measured.trace, learnt.model, replace(learnt.delays, ingress_s=0, egress_s=0), learnt.model
-        )
-    )
-    return {
-        "measured_s": rounded(real),
-        "simulated_s": rounded(with_scatter),
-        "error": rounded({key: with_scatter[key] / real[key] - 1 for key in real}),
-        "error_without_scatter": rounded({key: smooth[key] / real[key] - 1 for key in real}),
-        "error_without_scatter_and_delays": rounded({key: bare[key] / real[key] - 1 for key in real}),
+def compare_quantiles(
+    bench: Bench, name: str, rounds: Sequence[Round]
+) -> tuple[dict[str, Figures], list[Figures]]:
+    """Of one held-out replay (measured, simulated and signed relative error of each quantile's mean over the rounds, with scatter
+    and without; the error in each round)."""
+    real = [quantiles(each.replays[name].result) for each in rounds]
+
+    def simulated(scatter: Sequence[int] = (), delays: bool = True) -> list[Figures]:
+        """A row a round: averaged over draws of the scatter, or without scatter."""
+        rows = []
+        for each in rounds:
+            learnt, trace = each.around[name], each.replays[name].trace
+            # Without delays it is the scheduler's share alone: the client's clock against the engine's.
+            way = learnt.delays if delays else replace(learnt.delays, ingress_s=0, egress_s=0)
+            costs: list[StepCost] = [scattered(learnt, seed) for seed in scatter] or [learnt.model]
+            rows.append(averaged([quantiles(bench.simulate(trace, c, way, learnt.model)) for c in costs]))
+        return rows
+
+    def error(found: Sequence[Figures], seen: Sequence[Figures]) -> Figures:
+        mean, truth = averaged(found), averaged(seen)
+        return rounded({key: mean[key] / truth[key] - 1 for key in truth})
+
+    with_scatter = simulated(range(SCATTER_DRAWS))
+    rows = {
+        "measured_s": rounded(averaged(real)),
+        "simulated_s": rounded(averaged(with_scatter)),
+        "error": error(with_scatter, real),
+        "error_without_scatter": error(simulated(), real),
+        "error_without_scatter_and_delays": error(simulated(delays=False), real),
     }
+    return rows, [error([s], [m]) for s, m in zip(with_scatter, real, strict=True)]
 
 
 def drift_of(measured: Measured, model: StepTimeModel) -> float:
@@ -378,6 +445,7 @@ def say(text: str) -> None:
 def table(
     figures: dict[str, object],
     errors: dict[str, dict[str, Figures]],
+    by_round: dict[str, list[Figures]],
     shape: dict[str, object],
     before: dict[str, object],
 ) -> str:
@@ -390,21 +458,23 @@ def table(
         f"replay at {shape['rate_rps']} a second ({shape['load']:.0%} of what a full queue reaches), budget {shape['budget']}, "
         f"{shape['policy']}.",
         "",
-        "Signed errors, simulated / measured - 1, on held-out traces; fitted to replays of other traces right before and after.",
+        f"Signed errors, simulated / measured - 1, on held-out traces; fitted to replays of other traces right before and after. Means of "
+        f"{shape['rounds']} rounds, and the error in each.",
         "",
-        "| trace | figure | measured s | simulated s | error | without scatter | limit |",
-        "|---|---|---:|---:|---:|---:|---:|",
+        "| trace | figure | measured s | simulated s | error | limit | by round | without scatter |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
     ]
     for name, rows in errors.items():
         for key in rows["error"]:
             limit = LIMITS.get(f"{key}_error")
+            spread = ", ".join(f"{each[key]:+.1%}" for each in by_round[name])
             lines.append(
                 f"| {name} | {key} | {rows['measured_s'][key]:.4f} | {rows['simulated_s'][key]:.4f} | {rows['error'][key]:+.1%} "
-                f"| {rows['error_without_scatter'][key]:+.1%} | {'' if limit is None else f'{limit:.0%}'} |"
+                f"| {'' if limit is None else f'{limit:.0%}'} | {spread} | {rows['error_without_scatter'][key]:+.1%} |"
             )
     lines += [
         "",
-        f"Capacity (full queue): {figures['capacity_error']:+.1%} (limit 3 %). Batches planned alike: "
+        f"Capacity (full queue): {figures['capacity_error']:+.1%} (limit 3 %; by round {figures['capacity_error_by_round']}). Batches planned alike: "
         f"{figures['identical_batches']:.2%} of {figures['batches']} by the engine's clock, "
         f"{figures['identical_batches_free_running']:.2%} from arrivals and step times alone. "
         f"Missed: {', '.join(map(str, figures['missed'])) or 'nothing'}.",  # type: ignore[call-overload]
