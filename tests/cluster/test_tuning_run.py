@@ -75,6 +75,7 @@ def served(
 def busy(served: tuple[Kubectl, TwoClasses]) -> tuple[Kubectl, TwoClasses]:
     """The service and its traffic, without a run of the test before: the oldest acts, and others wait."""
     served[0]("delete", "trun", "--all")
+    served[1].wait_backlog()
     return served
 
 

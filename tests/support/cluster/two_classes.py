@@ -1,17 +1,24 @@
-"""Streaming clients of two classes on one service: many in no hurry, and a few interactive ones whose first token shall come soon.
+"""Clients of two classes on one service: many in no hurry, and a few interactive ones whose first token shall come soon.
 
 With one sequence at a time and fcfs an interactive request waits for everybody; under sla-aware it is next. The many are as many as
 keep a backlog of `BACKLOG_S` by the engines' own histogram: more where the machine is fast, fewer where others use it. So one target
 lies between the two waits on any machine and at any time: below a backlog, and many requests' time long.
+
+They are a process of their own (`python -m support.cluster.two_classes`), a line of JSON a second to whoever started it: beside a
+test's other threads they would be slower than the engines, which then have no backlog however many clients there are.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,14 +31,15 @@ BACKLOG_S = 1.2  # what a request of those in no hurry waits for its first token
 TARGET_S = 0.35  # of an interactive request
 # Of an interactive client between two requests: long enough that they do not queue for one another under sla-aware.
 THINKING_S = 1.0
-TOKENS = 4
+# Whoever is in no hurry takes one answer, a longer one: an engine shall have more work with a request than its client.
+TOKENS, PATIENT_TOKENS = 4, 8
 LOOK_S = 1.0  # how often it is judged how many are enough
 FEWEST = 24.0  # keep it where 30 requests a second are answered
 HISTOGRAM = "trimtab_time_to_first_token_seconds"
 
 
 class TwoClasses:
-    """Runs between enter and exit, in a thread of its own. Nothing is retried; what goes wrong is in `failed`."""
+    """Runs between enter and exit, in a process of its own. Nothing is retried; what goes wrong is in `failed`."""
 
     def __init__(
         self,
@@ -43,26 +51,39 @@ class TwoClasses:
         model: str = "tiny",
     ) -> None:
         """url: of the Service, without /v1. `metrics`: of every pod, the URL. `patient`: at most so many of those at once."""
-        self._url = f"{url}/v1/completions"
-        self._metrics = metrics
-        self._model = model
-        self._counts = (patient, interactive)
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
-        self._done = threading.Event()
-        self._at_once = FEWEST  # of those in no hurry
+        options = {
+            "url": url,
+            "metrics": metrics,
+            "patient": patient,
+            "interactive": interactive,
+            "model": model,
+        }
+        self._command = [sys.executable, "-m", "support.cluster.two_classes", json.dumps(options)]
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._clients = 0.0
         self.backlog_s = 0.0  # as last seen
         self.answered = 0
         self.failed: list[str] = []
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        tests = str(Path(__file__).parents[2])
+        self._process = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=os.environ | {"PYTHONPATH": tests},
+        )  # fmt: skip
+        self._reader.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._done.set()
-        self._thread.join(120)
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            assert self._process.wait(120) == 0, "the clients' process failed"
+        finally:
+            self._process.kill()
+            self._reader.join(10)
 
     def wait_backlog(self, timeout_s: float = 120.0) -> None:
         """Until the queue is there."""
@@ -70,11 +91,43 @@ class TwoClasses:
         while self.backlog_s < 0.8 * BACKLOG_S:
             assert self.failed == [], self.failed
             assert time.monotonic() < deadline_s, (
-                f"{self.backlog_s:.2f} s of {BACKLOG_S} s with {self._at_once:.0f} clients"
+                f"{self.backlog_s:.2f} s of {BACKLOG_S} s with {self._clients:.0f} clients"
             )
+            assert self._process.poll() is None, "the clients' process has ended"
             time.sleep(0.1)
 
-    async def _run(self) -> None:
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            told = json.loads(line)
+            self.backlog_s, self._clients, self.answered = (
+                told["backlog_s"],
+                told["clients"],
+                told["answered"],
+            )
+            self.failed.extend(told["failed"])
+
+
+class Clients:
+    """All of them, in the process of their own, until its input ends."""
+
+    def __init__(self, url: str, metrics: Sequence[str], patient: int, interactive: int, model: str) -> None:
+        """See `TwoClasses`."""
+        self._url = f"{url}/v1/completions"
+        self._metrics = metrics
+        self._model = model
+        self._counts = (patient, interactive)
+        self._done = asyncio.Event()
+        self._at_once = FEWEST  # of those in no hurry
+        self._backlog_s = 0.0
+        self._answered = 0
+        self._failed: list[str] = []
+
+    async def run(self) -> None:
+        """Until nobody reads."""
+        ended = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
+        ended.add_done_callback(lambda _: self._done.set())
+        telling = asyncio.create_task(self._tell())
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         async with httpx.AsyncClient(limits=limits, timeout=90.0, trust_env=False) as client:
             patient, interactive = self._counts
@@ -83,6 +136,19 @@ class TwoClasses:
                 *(self._client(client, None, number) for number in range(patient)),
                 *(self._client(client, INTERACTIVE) for _ in range(interactive)),
             )
+        await telling
+        self._say()
+
+    async def _tell(self) -> None:
+        while not self._done.is_set():
+            self._say()
+            await asyncio.sleep(LOOK_S / 2)
+
+    def _say(self) -> None:
+        told = {"backlog_s": self._backlog_s, "clients": self._at_once, "answered": self._answered,
+                "failed": self._failed}  # fmt: skip
+        self._failed = []
+        print(json.dumps(told), flush=True)
 
     async def _client(self, client: httpx.AsyncClient, slo_class: str | None, number: int = 0) -> None:
         """One request after another; the patient ones sit out while those before them are enough."""
@@ -92,12 +158,12 @@ class TwoClasses:
                 await asyncio.sleep(LOOK_S)
                 continue
             try:
-                await self._stream(client, slo_class)
+                await (self._ask(client) if patient else self._stream(client))
             except (httpx.HTTPError, AssertionError, ValueError) as error:
-                self.failed.append(f"{slo_class}: {error!r}")
+                self._failed.append(f"{slo_class}: {error!r}")
                 await asyncio.sleep(1.0)
                 continue
-            self.answered += 1
+            self._answered += 1
             if not patient:
                 await asyncio.sleep(THINKING_S)
 
@@ -113,11 +179,11 @@ class TwoClasses:
             try:
                 until_s, until = await self._waits(client)
             except httpx.HTTPError as error:
-                self.failed.append(f"metrics: {error!r}")
+                self._failed.append(f"metrics: {error!r}")
                 continue
             if until > answers:
-                self.backlog_s = (until_s - waited_s) / (until - answers)
-                change = min(1.25, max(0.97, (BACKLOG_S / max(self.backlog_s, 1e-3)) ** 0.5))
+                self._backlog_s = (until_s - waited_s) / (until - answers)
+                change = min(1.25, max(0.97, (BACKLOG_S / max(self._backlog_s, 1e-3)) ** 0.5))
                 self._at_once = min(float(self._counts[0]), max(FEWEST, self._at_once * change))
             waited_s, answers = until_s, until
 
@@ -133,17 +199,16 @@ class TwoClasses:
                         sums[f"_{part}"] += sample.value
         return sums["_sum"], sums["_count"]
 
-    async def _stream(self, client: httpx.AsyncClient, slo_class: str | None) -> None:
-        """One streamed completion, whole."""
-        body: Json = {
-            "model": self._model,
-            "prompt": "hello",
-            "max_tokens": TOKENS,
-            "ignore_eos": True,
-            "stream": True,
-        }
-        if slo_class is not None:
-            body["slo_class"] = slo_class
+    async def _ask(self, client: httpx.AsyncClient) -> None:
+        """One completion of somebody in no hurry."""
+        answer = await client.post(self._url, json=self._body(PATIENT_TOKENS))
+        assert answer.status_code == 200, (answer.status_code, answer.text)
+        finish = answer.json()["choices"][0]["finish_reason"]
+        assert finish == "length", f"ended by {finish}"
+
+    async def _stream(self, client: httpx.AsyncClient) -> None:
+        """One interactive completion, streamed, whole."""
+        body = self._body(TOKENS) | {"stream": True, "slo_class": INTERACTIVE}
         finish = None
         async with client.stream("POST", self._url, json=body) as answer:
             assert answer.status_code == 200, (answer.status_code, (await answer.aread()).decode())
@@ -154,3 +219,10 @@ class TwoClasses:
                 assert "error" not in chunk, chunk
                 finish = chunk["choices"][0]["finish_reason"] or finish
         assert finish == "length", f"ended by {finish}"
+
+    def _body(self, tokens: int) -> Json:
+        return {"model": self._model, "prompt": "hello", "max_tokens": tokens, "ignore_eos": True}
+
+
+if __name__ == "__main__":
+    asyncio.run(Clients(**json.loads(sys.argv[1])).run())
