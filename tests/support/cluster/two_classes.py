@@ -98,14 +98,12 @@ class TwoClasses:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            told = json.loads(line)
-            self.backlog_s, self._clients, self.answered = (
-                told["backlog_s"],
-                told["clients"],
-                told["answered"],
-            )
-            self.failed.extend(told["failed"])
+        with self._process.stdout as lines:
+            for line in lines:
+                told = json.loads(line)
+                self.backlog_s, self._clients = told["backlog_s"], told["clients"]
+                self.answered = told["answered"]
+                self.failed.extend(told["failed"])
 
 
 class Clients:
