@@ -63,12 +63,15 @@ class Traffic:
 
     def _run(self) -> None:
         while not self._done.is_set():
+            began = time.monotonic()
             problem = self._stream()
             with self._lock:
                 if problem is None:
                     self.count += 1
                 else:
-                    self.failed.append(f"{time.strftime('%H:%M:%S')} {problem}")
+                    self.failed.append(
+                        f"{time.strftime('%H:%M:%S')}, after {time.monotonic() - began:.1f} s: {problem}"
+                    )
             self._done.wait(_PAUSE_S)
 
     def _stream(self) -> str | None:
