@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import statistics
-import time
 from pathlib import Path
 
 import httpx
 import pytest
 
+from support.cluster import burst
+from support.cluster.burst import INTERACTIVE
 from support.cluster.kubectl import Kubectl
 from support.cluster.shadows import create, shadow_left, shadow_pods, wait_over, wait_reason
 from support.cluster.story import (
@@ -27,7 +27,8 @@ from support.cluster.traffic import Traffic
 from support.cluster_operator import OperatorProcess
 from trimtab_operator import names
 
-GPU, INTERACTIVE = "nvidia.com/gpu", "interactive"
+GPU = "nvidia.com/gpu"
+BURST = burst.Shape(patient=48, tokens=8, hurried=2)
 RUN_S = 600.0
 TUNING = {"mode": "Apply", "limits": {"extraReplicas": 1, "maxThroughputLoss": "90%"},
           "parameters": [{"name": "schedulingPolicy", "choices": ["fcfs", "sla-aware"]}]}  # fmt: skip
@@ -39,48 +40,6 @@ def slo(target_ms: int = 3_600_000) -> Json:
     return {"ttft": "1h", "itl": "1h", "window": "5m", "classes": [hurry]}
 
 
-async def bursts(url: str, count: int = 12, patient: int = 24, hurried: int = 2) -> list[float]:
-    """Each time many requests that nobody waits for, and interactive ones as soon as the first of them is served → what those
-    waited. With fcfs they wait for all of them, with sla-aware for one, however fast the machine is."""
-    waited: list[float] = []
-    async with httpx.AsyncClient(timeout=120, trust_env=False) as client:
-        for _ in range(count):
-            under_way = asyncio.Event()
-            others = [
-                asyncio.create_task(first_token_s(client, url, None, under_way)) for _ in range(patient)
-            ]
-            await under_way.wait()
-            waited += await asyncio.gather(*(first_token_s(client, url, INTERACTIVE) for _ in range(hurried)))
-            await asyncio.gather(*others)
-    return waited
-
-
-async def first_token_s(
-    client: httpx.AsyncClient, url: str, slo_class: str | None, seen: asyncio.Event | None = None
-) -> float:
-    """One streamed completion, to its end → seconds to its first token."""
-    # Long enough that what counts is the queue, not the way to the engine and back.
-    tokens = 16 if slo_class is None else 4
-    body: Json = {
-        "model": "tiny",
-        "prompt": "hello",
-        "max_tokens": tokens,
-        "ignore_eos": True,
-        "stream": True,
-    }
-    body |= {} if slo_class is None else {"slo_class": slo_class}
-    began, found = time.monotonic(), None
-    async with client.stream("POST", f"{url}/v1/completions", json=body) as answer:
-        assert answer.status_code == 200, (await answer.aread()).decode()
-        async for line in answer.aiter_lines():
-            if line.startswith("data: {") and found is None:
-                found = time.monotonic() - began
-                if seen is not None:
-                    seen.set()
-    assert found is not None
-    return found
-
-
 @pytest.fixture(scope="module")
 def recorded(chat_namespace: Kubectl, running: OperatorProcess, model: Path) -> Kubectl:
     """A service whose one engine holds a node's GPUs, takes one request at a time, and has recorded bursts."""
@@ -90,9 +49,9 @@ def recorded(chat_namespace: Kubectl, running: OperatorProcess, model: Path) -> 
     container["resources"] = {"limits": {GPU: 2}}
     chat_namespace.apply(wanted)
     wait_ready(chat_namespace, timeout_s=150)
-    waited = asyncio.run(bursts(address(chat_namespace)))
-    # Nearly five requests' time: with fcfs an interactive one waits for twenty-four, with sla-aware for one.
-    target_ms = max(1, round(1000 * statistics.median(waited) / 5))
+    waited_s = burst.send(address(chat_namespace), BURST, count=12).waited_s
+    # Seven requests' time: with fcfs an interactive one waits for 48, with sla-aware for one.
+    target_ms = max(1, round(1000 * statistics.median(waited_s) / 7))
     patch = {"spec": {"slo": slo(target_ms)}}
     chat_namespace("patch", "infsvc", "chat", "--type=merge", "-p", json.dumps(patch))
     [own] = engines(chat_namespace)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.cluster import burst
+from support.cluster.burst import INTERACTIVE
 from support.cluster.faults import engine_processes, kill
 from support.cluster.kubectl import Kubectl
 from support.cluster.manifests import SLEEP, config_map, phase_is, pod
@@ -40,7 +41,7 @@ from support.cluster.traffic import Traffic
 from support.cluster_operator import OperatorProcess
 from trimtab_operator import names
 
-GPU, INTERACTIVE = "nvidia.com/gpu", "interactive"
+GPU = "nvidia.com/gpu"
 RUN_S = 600.0
 #: Two nodes of two GPUs: two engines of the service's, and two of a run's, are all that has room.
 TUNING = {"mode": "Recommend", "limits": {"extraReplicas": 2, "maxThroughputLoss": "90%"},
@@ -85,7 +86,7 @@ def served(chat_namespace: Kubectl, running: OperatorProcess, model: Path) -> Ku
     chat_namespace.apply(wanted)
     wait_ready(chat_namespace, timeout_s=150)
     url = address(chat_namespace)
-    took_s = statistics.median(burst.took_s(url, count=PATIENT, tokens=PATIENT_TOKENS) for _ in range(3))
+    took_s = statistics.median(burst.send(url, burst.Shape(PATIENT, PATIENT_TOKENS), count=3).took_s)
     # Half a burst waits at each of two engines, so this part of the time is eight requests' there: with fcfs who hurries waits for
     # 48, with sla-aware for one or two, and the engines may be five times as fast or as slow as they are now.
     target_ms = max(1, round(1000 * took_s / 6))

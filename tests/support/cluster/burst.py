@@ -1,43 +1,108 @@
-"""How long a service takes for many requests at once: `python -m support.cluster.burst URL COUNT TOKENS` prints seconds.
+"""Bursts of requests to a service, some of which come last and are in a hurry: how long it took, and how long those waited.
 
-A process of its own, for the tests of Shadow runs, whose worker is one too: as threads of a test, beside its control plane and nodes, the
-clients would be what takes long.
+Used by the tests of Shadow runs, as a process (`python -m support.cluster.burst`, its options and what it prints are JSON): their workers are
+processes too, and as threads of a test, beside its control plane and nodes, it would be the clients that take long.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
+INTERACTIVE = "interactive"
 
-def took_s(url: str, *, count: int, tokens: int) -> float:
-    """Seconds until all of so many completions were answered. url: of the Service, without /v1."""
-    command = [sys.executable, "-m", "support.cluster.burst", url, str(count), str(tokens)]
+
+@dataclass(frozen=True)
+class Shape:
+    """One burst: so many requests that nobody waits for, then some that somebody does, and the tokens of each."""
+
+    patient: int
+    tokens: int
+    hurried: int = 0
+    hurried_tokens: int = 4
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Seconds of each burst, from its first request to its last answer; seconds to first tokens of those in a hurry."""
+
+    took_s: list[float]
+    waited_s: list[float]
+
+
+def send(url: str, shape: Shape, count: int) -> Sent:
+    """`count` bursts, one after the other. url: of the Service, without /v1. Raises CalledProcessError when a request failed."""
+    command = [sys.executable, "-m", "support.cluster.burst", url, json.dumps(asdict(shape)), str(count)]
     tests = str(Path(__file__).parents[2])
     done = subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": tests}, stdout=subprocess.PIPE, timeout=300, check=True
+        command, env=os.environ | {"PYTHONPATH": tests}, stdout=subprocess.PIPE, timeout=600, check=True
     )
-    return float(done.stdout)
+    return Sent(**json.loads(done.stdout))
 
 
-async def _burst(url: str, count: int, tokens: int) -> float:
-    body = {"model": "tiny", "prompt": "hello", "max_tokens": tokens, "ignore_eos": True}
+async def _send(url: str, shape: Shape, count: int) -> Sent:
+    took_s, waited_s = list[float](), list[float]()
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(limits=limits, timeout=120, trust_env=False) as client:
-        began = time.monotonic()
-        answers = await asyncio.gather(
-            *(client.post(f"{url}/v1/completions", json=body) for _ in range(count))
-        )
-        took = time.monotonic() - began
-    assert {answer.status_code for answer in answers} == {200}
-    return took
+        for _ in range(count):
+            began, under_way = time.monotonic(), asyncio.Event()
+            patient = [
+                asyncio.create_task(_first_token_s(client, url, shape.tokens, None, under_way))
+                for _ in range(shape.patient)
+            ]
+            # All of them are queued when the first one has its token.
+            await under_way.wait()
+            waited_s += await asyncio.gather(
+                *(
+                    _first_token_s(client, url, shape.hurried_tokens, INTERACTIVE)
+                    for _ in range(shape.hurried)
+                )
+            )
+            await asyncio.gather(*patient)
+            took_s.append(time.monotonic() - began)
+    return Sent(took_s, waited_s)
+
+
+async def _first_token_s(
+    client: httpx.AsyncClient,
+    url: str,
+    tokens: int,
+    slo_class: str | None,
+    seen: asyncio.Event | None = None,
+) -> float:
+    """One streamed completion, to its end → seconds to its first token."""
+    body: dict[str, Any] = {
+        "model": "tiny",
+        "prompt": "hello",
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    body |= {} if slo_class is None else {"slo_class": slo_class}
+    began, found = time.monotonic(), None
+    async with client.stream("POST", f"{url}/v1/completions", json=body) as answer:
+        assert answer.status_code == 200, (await answer.aread()).decode()
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {") and found is None:
+                found = time.monotonic() - began
+                if seen is not None:
+                    seen.set()
+    assert found is not None
+    return found
 
 
 if __name__ == "__main__":
-    print(asyncio.run(_burst(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))
+    print(
+        json.dumps(
+            asdict(asyncio.run(_send(sys.argv[1], Shape(**json.loads(sys.argv[2])), int(sys.argv[3]))))
+        )
+    )
