@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 from pathlib import Path
 
 import httpx
@@ -28,7 +27,6 @@ from support.cluster_operator import OperatorProcess
 from trimtab_operator import names
 
 GPU = "nvidia.com/gpu"
-BURST = burst.Shape(patient=48, tokens=8, hurried=2)
 RUN_S = 600.0
 TUNING = {"mode": "Apply", "limits": {"extraReplicas": 1, "maxThroughputLoss": "90%"},
           "parameters": [{"name": "schedulingPolicy", "choices": ["fcfs", "sla-aware"]}]}  # fmt: skip
@@ -49,11 +47,12 @@ def recorded(chat_namespace: Kubectl, running: OperatorProcess, model: Path) -> 
     container["resources"] = {"limits": {GPU: 2}}
     chat_namespace.apply(wanted)
     wait_ready(chat_namespace, timeout_s=150)
-    waited_s = burst.send(address(chat_namespace), BURST, count=12).waited_s
-    # Seven requests' time: with fcfs an interactive one waits for 48, with sla-aware for one.
-    target_ms = max(1, round(1000 * statistics.median(waited_s) / 7))
-    patch = {"spec": {"slo": slo(target_ms)}}
-    chat_namespace("patch", "infsvc", "chat", "--type=merge", "-p", json.dumps(patch))
+    url = address(chat_namespace)
+    burst.send(url, burst.sized(url, burst.Shape()), count=8)
+    target_ms = round(1000 * burst.TARGET_S)
+    chat_namespace(
+        "patch", "infsvc", "chat", "--type=merge", "-p", json.dumps({"spec": {"slo": slo(target_ms)}})
+    )
     [own] = engines(chat_namespace)
     wait_until(lambda: target_s(running, own) == target_ms / 1000)
     return chat_namespace

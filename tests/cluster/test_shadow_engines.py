@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,10 +45,7 @@ RUN_S = 600.0
 #: Two nodes of two GPUs: two engines of the service's, and two of a run's, are all that has room.
 TUNING = {"mode": "Recommend", "limits": {"extraReplicas": 2, "maxThroughputLoss": "90%"},
           "parameters": [{"name": "schedulingPolicy", "choices": ["fcfs", "sla-aware"]}]}  # fmt: skip
-#: The trace: that many bursts of requests that nobody waits for, each with some that somebody does.
-BURSTS, PATIENT, HURRIED = 12, 96, 2
-PATIENT_TOKENS, HURRIED_TOKENS = 6, 4
-REQUESTS = BURSTS * (PATIENT + HURRIED)
+BURSTS = 8  # of the trace
 TRACE = {"type": "Trace", "traceRef": {"name": "bursts", "key": "bursts.jsonl"}}
 
 
@@ -59,16 +55,21 @@ def slo(target_ms: int = 3_600_000) -> Json:
     return {"ttft": "1h", "itl": "1h", "window": "5m", "classes": [hurry]}
 
 
-def trace(between_s: float) -> str:
+def trace(shape: burst.Shape) -> str:
     """Bursts of requests that nobody waits for, at the end of each some that somebody does."""
     lines = []
     for turn in range(BURSTS):
-        for number in range(PATIENT + HURRIED):
-            hurried = number >= PATIENT
-            line: Json = {"arrival_s": turn * between_s + 0.001 * number, "prompt_tokens": 8,
-                          "output_tokens": HURRIED_TOKENS if hurried else PATIENT_TOKENS}  # fmt: skip
+        for number in range(shape.patient + shape.hurried):
+            hurried = number >= shape.patient
+            line: Json = {"arrival_s": turn * burst.BURST_S + 0.001 * number, "prompt_tokens": 8,
+                          "output_tokens": shape.hurried_tokens if hurried else shape.tokens}  # fmt: skip
             lines.append(json.dumps(line | ({"slo_class": INTERACTIVE} if hurried else {})))
     return "\n".join(lines)
+
+
+def requests_of(kubectl: Kubectl) -> int:
+    """How many the trace has."""
+    return len(kubectl.get("configmap", "bursts")["data"]["bursts.jsonl"].splitlines())
 
 
 def targets_s(running: OperatorProcess, kubectl: Kubectl) -> set[float]:
@@ -86,13 +87,11 @@ def served(chat_namespace: Kubectl, running: OperatorProcess, model: Path) -> Ku
     chat_namespace.apply(wanted)
     wait_ready(chat_namespace, timeout_s=150)
     url = address(chat_namespace)
-    took_s = statistics.median(burst.send(url, burst.Shape(PATIENT, PATIENT_TOKENS), count=3).took_s)
-    # Half a burst waits at each of two engines, so this part of the time is eight requests' there: with fcfs who hurries waits for
-    # 48, with sla-aware for one or two, and the engines may be five times as fast or as slow as they are now.
-    target_ms = max(1, round(1000 * took_s / 6))
+    shape = burst.sized(url, burst.Shape())
+    target_ms = round(1000 * burst.TARGET_S)
     patch = {"spec": {"slo": slo(target_ms)}}
     chat_namespace("patch", "infsvc", "chat", "--type=merge", "-p", json.dumps(patch))
-    chat_namespace.apply(config_map("bursts", **{"bursts.jsonl": trace(max(0.5, took_s))}))
+    chat_namespace.apply(config_map("bursts", **{"bursts.jsonl": trace(shape)}))
     wait_until(lambda: targets_s(running, chat_namespace) == {target_ms / 1000})
     return chat_namespace
 
@@ -151,7 +150,7 @@ def test_a_trace_is_replayed_to_all_added_engines_alone_and_one_that_is_lost_cos
         assert [candidate["generation"] for candidate in trying] == [number, number]
         # The incumbent's replay is over. Each had its share of it.
         shares = [answered(first), answered(second)]
-        assert sum(shares) >= REQUESTS
+        assert sum(shares) >= requests_of(chat)
         assert min(shares) > sum(shares) / 4, shares
         wait_until(lambda: answered(first) + answered(second) > sum(shares) + 5, what="no replay")
         chat("delete", "pod", first["metadata"]["name"], "--now", "--wait=false")
@@ -163,7 +162,7 @@ def test_a_trace_is_replayed_to_all_added_engines_alone_and_one_that_is_lost_cos
     lost, tried = over["trials"]
     assert (lost["state"], lost["message"]) == ("Failed", "1 of 2 engines are ready"), told
     assert tried["state"] == "Complete", told
-    assert tried["requests"] >= REQUESTS, told
+    assert tried["requests"] >= requests_of(chat), told
     result = over["result"]
     assert (over["phase"], result["verdict"]) == ("Succeeded", "Recommended"), told
     assert result["config"]["schedulingPolicy"] == "sla-aware", told
