@@ -458,8 +458,8 @@ def table(
         f"replay at {shape['rate_rps']} a second ({shape['load']:.0%} of what a full queue reaches), budget {shape['budget']}, "
         f"{shape['policy']}.",
         "",
-        f"Signed errors, simulated / measured - 1, on held-out traces; fitted to replays of other traces right before and after. Means of "
-        f"{shape['rounds']} rounds, and the error in each.",
+        "Signed errors, simulated / measured - 1, on held-out traces; fitted to replays of other traces right before and after. "
+        f"Rounds: {shape['rounds']}; errors are those of the means, and each round's stand beside them.",
         "",
         "| trace | figure | measured s | simulated s | error | limit | by round | without scatter |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
