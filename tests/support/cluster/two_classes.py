@@ -4,7 +4,7 @@ With one sequence at a time and fcfs an interactive request waits for everybody;
 keep a backlog of `BACKLOG_S` by the engines' own histogram: more where the machine is fast, fewer where others use it. So one target
 lies between the two waits on any machine and at any time: below a backlog, and many requests' time long.
 
-They are a process of their own (`python -m support.cluster.two_classes`), a line of JSON a second to whoever started it: beside a
+They are a process of their own (`python -m support.cluster.two_classes`), two lines of JSON a second to whoever started it: beside a
 test's other threads they would be slower than the engines, which then have no backlog however many clients there are.
 """
 
@@ -122,7 +122,7 @@ class Clients:
         self._failed: list[str] = []
 
     async def run(self) -> None:
-        """Until nobody reads."""
+        """Until the input ends."""
         ended = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
         ended.add_done_callback(lambda _: self._done.set())
         telling = asyncio.create_task(self._tell())
