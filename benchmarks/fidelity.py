@@ -21,7 +21,7 @@ Errors are signed: simulated / measured - 1 for each quantile, so that they cann
 draws of the scatter and their quantiles averaged; those without scatter are reported too. `step_time_drift` says how much longer the
 engine's steps of a held-out replay took than the model says: where it is far from 0, the machine changed between the replays, and
 the errors measure that; `step_time_drift_by_fit` says it of each fit (by the replay that it is for) and every replay, those that it
-was fitted to among them. Identity: every record's batches are planned again by the simulator, with the engine's clock and, apart,
+was fitted to among them, and `step_time_drift_within` of parts of each. Identity: every record's batches are planned again by the simulator, with the engine's clock and, apart,
 from arrivals and step times alone. Steps disturbed by other jobs are part of what is measured: run this on a quiet machine.
 `make bench NAME=fidelity`.
 """
@@ -55,7 +55,7 @@ from trimtab_tuner.replay import ReplayOptions, replay
 from trimtab_tuner.result import ReplayResult
 from trimtab_tuner.simulate.cost import Scatter, ScatteredCost, StepCost
 from trimtab_tuner.simulate.fleet import Delays
-from trimtab_tuner.simulate.identity import compare, compare_free_running, recorded_steps
+from trimtab_tuner.simulate.identity import RecordedStep, compare, compare_free_running, recorded_steps
 from trimtab_tuner.simulate.simulate import Server, simulate
 from trimtab_tuner.slo import Slo
 from trimtab_tuner.stats import e2e_s, gaps_s, ttft_s
@@ -71,6 +71,7 @@ LIMITS = {
     "capacity_error": 0.03,
 }
 HELD_OUT = ("uniform", "bursty")
+SEQUENCES, BUSY_S, IDLE_S = (1, 2, 4, 8, 12), (0.3, 2, 10, 40), 0.02  # parts by which drift is told
 Figures = dict[str, float]
 
 
@@ -86,15 +87,15 @@ class Measured:
 
 @dataclass(frozen=True)
 class Round:
-    """All replays of one round, by name, and what each of the two fits around a held-out one says."""
+    """All replays of one round, by name, and by what each held-out one of them is simulated."""
 
     number: int
     replays: dict[str, Measured]
-    around: dict[str, Calibration]  # by held-out replay
+    around: dict[str, Calibration]
 
     def named(self, text: str) -> str:
-        """A replay of this round."""
-        return text if self.number == 1 else f"{text} {self.number}"
+        """A replay of this round, or a fit to some."""
+        return named(text, self.number)
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,6 @@ class Bench:
         self.model = options.model
         self.folder = folder
         self.reuse = options.reuse
-        self.done = set[str]()
         self.live = LiveConfig(
             max_num_batched_tokens=options.budget,
             max_num_seqs=options.max_num_seqs,
@@ -126,15 +126,13 @@ class Bench:
         self.num_blocks = self.block_size = self.max_model_len = 0
 
     def measure(self, name: str, trace: Trace, seed: int) -> Measured:
-        """Replay on a fresh engine; what was measured is kept beside its record, and taken from there when it was measured
-        in this run, or with --reuse."""
+        """Replay on a fresh engine; what was measured is kept beside its record, and taken from there with --reuse."""
         record, kept, about = (self.folder / f"{name}{end}" for end in (".jsonl", ".json", ".about.json"))
-        if (self.reuse or name in self.done) and about.is_file():
+        if self.reuse and about.is_file():
             known = json.loads(about.read_text())
             self.num_blocks, self.block_size = known["num_blocks"], known["block_size"]
             self.max_model_len = known["max_model_len"]
             return Measured(trace, ReplayResult.load(kept), record, known["zero_s"])
-        self.done.add(name)
         say(f"{name}: {len(trace)} requests over {trace.span_s:.0f} s")
         with serve(self.model, [*self.flags, "--record-steps", str(record)]) as engine:
             info = httpx.get(f"{engine.admin_url}/admin/info", timeout=30).json()
@@ -187,6 +185,8 @@ def main() -> None:
         "--reuse", action="store_true", help="take what lies in that folder instead of measuring it again"
     )
     options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error(f"argument --rounds: {options.rounds} is not allowed; 1 or more")
     before = provenance(("numpy", "torch"))
     lengths = azure_traces.load("conv")
 
@@ -200,19 +200,19 @@ def main() -> None:
         # What these very requests can reach today decides the rate: lengths are heavy-tailed, and with a rate from a few others
         # the load came out at 0.99 instead of 0.7, where a percent of step time moves the median wait by a third.
         queued = at_once(requests(1, 1.0))
-        full = bench.measure("full queue", queued, 13)
-        rate_rps = options.load * capacity_rps(full.result)
-        say(f"{capacity_rps(full.result):.2f} requests a second; replaying at {rate_rps:.2f}")
-        rounds = [
-            measure_round(bench, number, queued, requests, rate_rps)
-            for number in range(1, options.rounds + 1)
-        ]
+        rounds: list[Round] = []
+        for number in range(1, options.rounds + 1):
+            full = bench.measure(named("full queue", number), queued, 13)
+            if number == 1:
+                rate_rps = options.load * capacity_rps(full.result)
+                say(f"{capacity_rps(full.result):.2f} requests a second; replaying at {rate_rps:.2f}")
+            rounds.append(measure_round(bench, number, full, requests, rate_rps))
         learnt = rounds[0].around["full queue"]
         compared = {name: compare_quantiles(bench, name, rounds) for name in HELD_OUT}
         errors = {name: rows for name, (rows, _) in compared.items()}
         by_round = {name: each for name, (_, each) in compared.items()}
         capacities = [capacity_of(bench, each) for each in rounds]
-        drift = {
+        drifts = {
             each.named(name): drift_of(each.replays[name], each.around[name].model)
             for each in rounds
             for name in each.around
@@ -221,6 +221,13 @@ def main() -> None:
             each.named(fit): rounded(
                 {each.named(name): drift_of(replay, fitted.model) for name, replay in each.replays.items()}
             )
+            for each in rounds
+            for fit, fitted in each.around.items()
+        }
+        within = {
+            each.named(fit): {
+                each.named(name): drift_within(replay, fitted.model) for name, replay in each.replays.items()
+            }
             for each in rounds
             for fit, fitted in each.around.items()
         }
@@ -242,8 +249,9 @@ def main() -> None:
         "capacity_error_by_round": [
             round(each["simulated"] / each["measured"] - 1, 4) for each in capacities
         ],
-        "step_time_drift": rounded(drift),
+        "step_time_drift": rounded(drifts),
         "step_time_drift_by_fit": by_fit,
+        "step_time_drift_within": within,
         "limits": LIMITS,
         "missed": missed,
         "passed": not missed and identity["identical_batches"] == 1.0,
@@ -251,6 +259,7 @@ def main() -> None:
     shape: dict[str, object] = {
         "requests": options.requests,
         "rounds": options.rounds,
+        "reused": options.reuse,
         "lengths": f"azure 2023 conv ({lengths.source}) divided by {options.divide_lengths:g}",
         "rate_rps": round(rate_rps, 3),
         "load": options.load,
@@ -265,22 +274,26 @@ def main() -> None:
     sys.exit(0 if figures["passed"] else 1)
 
 
+def named(text: str, number: int) -> str:
+    """What is called that in round `number`; the first one has the plain names."""
+    return text if number == 1 else f"{text} {number}"
+
+
 def measure_round(
-    bench: Bench, number: int, queued: Trace, requests: Callable[[int, float], Trace], rate_rps: float
+    bench: Bench, number: int, full: Measured, requests: Callable[[int, float], Trace], rate_rps: float
 ) -> Round:
-    """Every replay once, in the order of their names here; each held-out one between the two that it is simulated by."""
+    """Every other replay once, in the order of their names here; each held-out one between the two that it is simulated by."""
     held_out = requests(1, rate_rps)
     wanted = {
-        "full queue": (queued, 13),
         "before": (requests(0, rate_rps), 10),
         "uniform": (retime(held_out, "uniform"), 11),
         "between": (requests(2, rate_rps), 14),
         "bursty": (retime(held_out, "gamma:3", 1), 12),
         "after": (requests(3, rate_rps), 15),
     }
-    replays = {
-        name: bench.measure(name if number == 1 else f"{name} {number}", trace, seed)
-        for name, (trace, seed) in wanted.items()
+    replays = {"full queue": full}
+    replays |= {
+        name: bench.measure(named(name, number), trace, seed) for name, (trace, seed) in wanted.items()
     }
     return Round(
         number,
@@ -413,8 +426,43 @@ def compare_quantiles(
 
 
 def drift_of(measured: Measured, model: StepTimeModel) -> float:
-    """Seconds that the recorded steps took, over what the model says of the same steps, less 1."""
+    """The drift of all its steps."""
+    return drift(recorded_steps(measured.record), model)
+
+
+def drift_within(measured: Measured, model: StepTimeModel) -> dict[str, Figures]:
+    """The drift of one quarter of its steps after the other, by how many sequences a step had, and by the seconds since the engine last was idle:
+    whether it is the minute, or the model that errs for some kind of step."""
     steps = recorded_steps(measured.record)
+    busy_s, since_s, ended_s = list[float](), 0.0, float("-inf")
+    for step in steps:
+        if step.begin_s - ended_s > IDLE_S:
+            since_s = step.begin_s
+        busy_s.append(step.begin_s - since_s)
+        ended_s = step.end_s
+    keys = {
+        "quarter": [f"{1 + 4 * index // len(steps)}" for index in range(len(steps))],
+        "sequences": [part_of(step.features.sequences, SEQUENCES) for step in steps],
+        "busy_s": [part_of(seconds, BUSY_S) for seconds in busy_s],
+    }
+    return {
+        by: rounded(
+            {
+                key: drift([s for s, k in zip(steps, each, strict=True) if k == key], model)
+                for key in sorted(set(each), key=lambda key: float(key.split()[-1]))
+            }
+        )
+        for by, each in keys.items()
+    }
+
+
+def part_of(value: float, edges: Sequence[float]) -> str:
+    """The part of the range that a value falls into, by its lower edge."""
+    return f">= {max((edge for edge in edges if edge <= value), default=0):g}"
+
+
+def drift(steps: Sequence[RecordedStep], model: StepTimeModel) -> float:
+    """Seconds that recorded steps took, over what the model says of the same steps, less 1."""
     return sum(step.duration_s for step in steps) / sum(model.predict(step.features) for step in steps) - 1
 
 
@@ -453,8 +501,8 @@ def table(
     lines = [
         "# Fidelity of the simulator to the CPU engine",
         "",
-        f"Caveats first: measured on the machine below with a load average of {before['load_before']} on {before['cores']} cores at the",
-        f"start; other jobs disturb the engine's steps and no model foresees them. {shape['lengths']}; {shape['requests']} requests a",
+        f"Caveats first: {'evaluated from records that were kept' if shape['reused'] else 'measured'} on the machine below with a load "
+        f"average of {before['load_before']} on {before['cores']} cores at the start; other jobs disturb the engine's steps and no model foresees them. {shape['lengths']}; {shape['requests']} requests a",
         f"replay at {shape['rate_rps']} a second ({shape['load']:.0%} of what a full queue reaches), budget {shape['budget']}, "
         f"{shape['policy']}.",
         "",
